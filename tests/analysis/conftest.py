@@ -13,7 +13,8 @@ import torch
 
 from fewbits.sweeps.planning.plan import Plan, plan
 from fewbits.sweeps.planning.studies import load_sweeps
-from fewbits.sweeps.running.run_sweep import Where, run_sweep
+from fewbits.sweeps.running.run_sweep import Where, run_sweep, store_plan
+from fewbits.sweeps.tracking.mirror import Mirror
 from tests.experiments.data.data_inputs import shared_cache
 from tests.once import once
 
@@ -58,7 +59,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
     def make(folder: Path) -> None:
         (folder / "tiny.yaml").write_text(SWEEP)
-        assert run_sweep(_plan(folder, folder / "runs", data), Where("local", parallel=2)) == 0
+        made = _plan(folder, folder / "runs", data)
+        store_plan(made, ())
+        assert run_sweep(made, Where("local", parallel=2), Mirror(made)) == 0
 
     return once(tmp_path_factory, "trained", make), data
 

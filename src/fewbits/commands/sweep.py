@@ -56,12 +56,15 @@ def sweep(overrides: Sequence[str], options: argparse.Namespace) -> int:
     from fewbits.sweeps.planning.plan import plan
     from fewbits.sweeps.planning.stored_plans import changes
     from fewbits.sweeps.planning.studies import load_sweeps
-    from fewbits.sweeps.running.run_sweep import Where, run_sweep
+    from fewbits.sweeps.running.run_sweep import Where, run_sweep, store_plan
+    from fewbits.sweeps.tracking.mirror import Mirror
 
     planned = plan(*load_sweeps(overrides))
     for line in changes(overrides, planned):
         notice(line)
-    return run_sweep(planned, Where(options.backend, options.address, options.parallel, options.env), overrides)
+    store_plan(planned, overrides)
+    where = Where(options.backend, options.address, options.parallel, options.env)
+    return run_sweep(planned, where, Mirror(planned, overrides))
 
 
 def _dry_run(overrides: Sequence[str], options: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.running import driver
 from fewbits.sweeps.running.driver import PATIENCE as STOPS_WITHIN
+from fewbits.sweeps.running.driver import job
+from fewbits.sweeps.running.local import Local
 from tests.effort import DEEP
 from tests.forked_python import run_python
 from tests.messages import names
@@ -505,3 +508,31 @@ def test_ranks_of_a_trial_are_processes_that_live_and_die_together(cache: Path, 
     assert attempts(folder) == 4
     assert all_left(plan_of(file, tmp_path / "again")) == whole
     assert trained_twice(folder) == []
+
+
+CORES = len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("parallel", "cpus", "limit"),
+    [(1, 0.01, 1), (2, 0.01, 2), (None, float(CORES), 1), (3, float(CORES), 1)],
+)
+def test_trials_run_as_parallel_says_and_the_cores_allow(
+    cache: Path, tmp_path: Path, parallel: int | None, cpus: float, limit: int
+) -> None:
+    """Start trials as long as there is room.
+
+    parallel: the largest number of trials at a time. cpus: the cores that a trial needs. limit: the expected number.
+    """
+    file = tiny_file(tmp_path, cache, {"seeds": [0, 1, 2], "arms": {"bf16": {"overrides": ["recipe=bf16"]}}})
+    trials = [*planned(file, f"runtime.runs={tmp_path / 'runs'}").trials.values()]
+    resources = replace(trials[0].resources, cpus=cpus)
+    backend, started = Local(parallel), 0
+    try:
+        for trial in trials:
+            if backend.room(resources):
+                backend.start(job(trial), resources)
+                started += 1
+    finally:
+        backend.close()
+    assert started == limit

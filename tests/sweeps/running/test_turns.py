@@ -84,19 +84,18 @@ def plan_of(cache: Path, where: Path) -> Plan:
     return planned(tiny_file(where, cache, BRANCHES, "branches"), f"runtime.runs={where / 'runs'}")
 
 
-@pytest.fixture
-def without_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Away:
-        def __init__(self, plan: Plan, overrides: Sequence[str]) -> None: ...
-        def sync(self, *, last: bool = False) -> bool:
-            return False
+class Away:
+    """An MLflow that never answers."""
 
-    monkeypatch.setattr(run_sweep, "Mirror", Away)
+    to_server, line = True, ""
+
+    def sync(self, *, last: bool = False) -> bool:
+        return False
 
 
-def conducted(plan: Plan, backend: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+def conducted(plan: Plan, backend: Any, monkeypatch: pytest.MonkeyPatch, view: Any = None) -> int:
     monkeypatch.setattr(run_sweep.Where, "open", lambda _: backend)
-    return run_sweep.run_sweep(plan, run_sweep.Where("local"))
+    return run_sweep.run_sweep(plan, run_sweep.Where("local"), view or Away())
 
 
 # ------------------------------------------------------------------------------------------------ removed meanwhile
@@ -185,7 +184,6 @@ def test_a_parent_whose_checkpoints_never_come_fails(cache: Path, family: dict[s
     assert "steps 4, 8" in task.failure.reason
 
 
-@pytest.mark.usefixtures("without_mlflow")
 def test_what_was_over_and_is_gone_is_told_with_status_1(
     cache: Path, family: dict[str, Planned], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
@@ -200,7 +198,6 @@ def test_what_was_over_and_is_gone_is_told_with_status_1(
     assert backend.started == [family["late"].id]
 
 
-@pytest.mark.usefixtures("without_mlflow")
 def test_speeds_that_cannot_be_written_are_left_out(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
@@ -217,8 +214,7 @@ def test_at_once_does_not_wait_for_mlflow(cache: Path, tmp_path: Path, monkeypat
     """Check that a second Ctrl-C ends a sweep without waiting for an update of MLflow, which may take a minute."""
     busy, answered = threading.Event(), threading.Event()
 
-    class Slow:
-        def __init__(self, plan: Plan, overrides: Sequence[str]) -> None: ...
+    class Slow(Away):
         def sync(self, *, last: bool = False) -> bool:
             busy.set()
             answered.wait(60)
@@ -229,11 +225,10 @@ def test_at_once_does_not_wait_for_mlflow(cache: Path, tmp_path: Path, monkeypat
             busy.wait(60)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_sweep, "Mirror", Slow)
     began = time.monotonic()
     try:
         with pytest.raises(KeyboardInterrupt):
-            conducted(plan_of(cache, tmp_path), Interrupted(), monkeypatch)
+            conducted(plan_of(cache, tmp_path), Interrupted(), monkeypatch, Slow())
         assert time.monotonic() - began < 30
     finally:
         answered.set()

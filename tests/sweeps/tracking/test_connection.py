@@ -80,3 +80,18 @@ def test_a_database_whose_creation_was_cut_short_is_created_again(
             connect(runs, uri)
     assert [path.name for path in runs.iterdir()] == [connection.LOCK]
     assert connect(runs, uri).search_experiments()
+
+
+def test_after_a_slow_failure_the_next_attempt_waits_for_twenty_times_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, patience = 100.0, connection.Patience()
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    assert patience.may_retry
+    with pytest.warns(RuntimeWarning, match="MLflow was not updated, but trials go on: away"):
+        with patience.guarding("trials go on"):
+            now += 3.0  # seconds that the attempt took
+            raise OSError("away")
+    for later, may_retry in ((59.0, False), (60.0, True)):
+        now = 103.0 + later
+        assert patience.may_retry is may_retry
+    with patience.guarding("trials go on"):  # a second failure is not reported
+        raise OSError("away")

@@ -1,8 +1,7 @@
-"""Test that a sweep has equal runs in MLflow with SQLite, PostgreSQL and a server, even if the server was stopped."""
+"""Test that a sweep has equal runs in MLflow with SQLite and a server, even if the server was stopped."""
 
 import threading
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,19 +10,7 @@ from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.tracking import connection
 from fewbits.sweeps.tracking.mirror import Mirror
 from tests.sweeps.tracking.mlflow_servers import mlflow_server
-from tests.sweeps.tracking.postgres_server import needs_postgres, postgres_server
 from tests.sweeps.tracking.tracked import ONE, everything, planned, train
-
-
-@pytest.fixture(scope="module", params=["server", pytest.param("postgres", marks=needs_postgres)])
-def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Yield the tracking URI of a server or a PostgreSQL database."""
-    if request.param == "server":
-        yield str(request.getfixturevalue("shared_server"))
-    else:
-        with postgres_server() as uri:
-            connection.connect(tmp_path_factory.mktemp("client"), uri).search_experiments()  # creates the tables
-            yield uri
 
 
 @pytest.fixture(scope="module")
@@ -35,20 +22,20 @@ def done(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Plan:
     return made
 
 
-def test_the_same_sweep_gives_the_same_runs_as_in_sqlite(place: str, done: Plan, tmp_path: Path) -> None:
+def test_the_same_sweep_gives_the_same_runs_as_in_sqlite(shared_server: str, done: Plan, tmp_path: Path) -> None:
     local = Mirror(done, uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
     assert local.sync(last=True)
     expected = everything(local.uri, done.store)
     for _ in range(2):
-        assert Mirror(done, uri=place).sync(last=True)
-        assert everything(place, done.store) == expected
+        assert Mirror(done, uri=shared_server).sync(last=True)
+        assert everything(shared_server, done.store) == expected
 
 
 def test_users_that_send_at_once_lose_nothing(
-    place: str, done: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared_server: str, done: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEWBITS_USER", "both")
-    mirrors = [Mirror(done, uri=place) for _ in range(2)]
+    mirrors = [Mirror(done, uri=shared_server) for _ in range(2)]
     threads = [threading.Thread(target=mirror.sync, kwargs={"last": True}) for mirror in mirrors]
     for thread in threads:
         thread.start()
@@ -56,7 +43,7 @@ def test_users_that_send_at_once_lose_nothing(
         thread.join()
     local = Mirror(done, uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
     local.sync(last=True)
-    assert everything(place, done.store) == everything(local.uri, done.store)
+    assert everything(shared_server, done.store) == everything(local.uri, done.store)
 
 
 def test_a_server_that_was_away_gets_everything_when_it_is_back(
