@@ -86,10 +86,10 @@ def test_after_a_slow_failure_the_next_attempt_waits_for_twenty_times_as_long(mo
     now, patience = 100.0, connection.Patience()
     monkeypatch.setattr("time.monotonic", lambda: now)
     assert patience.may_retry
-    with pytest.warns(RuntimeWarning, match="MLflow was not updated, but trials go on: away"):
-        with patience.guarding("trials go on"):
-            now += 3.0  # seconds that the attempt took
-            raise OSError("away")
+    warned = pytest.warns(RuntimeWarning, match="MLflow was not updated, but trials go on: away")
+    with warned, patience.guarding("trials go on"):
+        now += 3.0  # seconds that the attempt took
+        raise OSError("away")
     for later, may_retry in ((59.0, False), (60.0, True)):
         now = 103.0 + later
         assert patience.may_retry is may_retry
