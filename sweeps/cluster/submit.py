@@ -43,8 +43,6 @@ SHARE = 10  # after a request that took t seconds, the next one follows SHARE * 
 STOP_WAIT = 600  # seconds that a stopped job has to write its checkpoints before Ray kills it
 INTERRUPTED = 130
 FEWBITS = ("python", "-m", "fewbits.cli")  # the command `fewbits` on the cluster
-LARGEST = 100 * 2**20  # the largest size of the sources in bytes, since Ray keeps packages in the head's memory
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip can hold
 
 
 def submit(arguments: Sequence[str], address: str, named: Sequence[str] = ()) -> int:
@@ -153,20 +151,16 @@ def job_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> 
 def pack(package: Path | None = None, beside: Sequence[Path] = ()) -> bytes:
     """Return a zip that contains the folder `package` under its own name; None: the folder of fewbits itself.
 
-    Equal sources give equal bytes, so Ray, which names a zip by its hash, uploads them once.
-
     beside: config files and config folders of the user. A config file is packed with the YAML files of the folder
     `scale/` beside it, which sweep files include. The YAML files of a config folder are packed into `conf/`; of files
     with the same name, the first is packed, as on Hydra's search path.
     """
     folder = Path(__file__).parents[2] if package is None else package
-    files = {file.relative_to(folder.parent).as_posix(): file for file in _files(folder)}
-    sizes = {file: file.stat().st_size for file in files.values()}
-    if sum(sizes.values()) > LARGEST:
-        raise ValueError(
-            f"{folder} has more than {LARGEST / 2**20:.0f} MiB, which is the most that can be shipped to a cluster: "
-            f"remove large files; the largest is {max(sizes, key=sizes.__getitem__)}"
-        )
+    files: dict[str, Path] = {}
+    for parent, below, names in os.walk(folder, followlinks=True):
+        below[:] = sorted(name for name in below if name != "__pycache__" and not name.startswith("."))
+        paths = [Path(parent, name) for name in sorted(names) if not name.startswith(".")]
+        files |= {path.relative_to(folder.parent).as_posix(): path for path in paths}
     of_user: dict[str, Path] = {}
     for path in beside:
         if path.is_dir():
@@ -176,21 +170,10 @@ def pack(package: Path | None = None, beside: Sequence[Path] = ()) -> bytes:
             shipped = {file.relative_to(path.parent).as_posix(): file for file in (path, *of_scales)}
         of_user = shipped | of_user
     buffer = BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
         for name, file in (files | of_user).items():
-            entry = zipfile.ZipInfo(name, _EPOCH)
-            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
-            archive.writestr(entry, file.read_bytes())
+            archive.write(file, name)
     return buffer.getvalue()
-
-
-def _files(folder: Path) -> list[Path]:
-    """Return all files below a folder, also through symbolic links, without hidden ones and `__pycache__` folders."""
-    files = []
-    for parent, below, names in os.walk(folder, followlinks=True):
-        below[:] = [name for name in below if name != "__pycache__" and not name.startswith(".")]
-        files += [Path(parent, name) for name in names if not name.startswith(".")]
-    return sorted(files)
 
 
 # -------------------------------------------------------------------------------- requests

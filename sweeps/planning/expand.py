@@ -6,7 +6,7 @@ The cells follow from the sweep file alone; no data are read.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,14 +55,14 @@ def expand(sweep: Sweep, extra: tuple[str, ...] = ()) -> list[Cell]:
                 f"{axis} is an axis of sweep {sweep.name}, so no override may set it: choose its values with "
                 f"axes={{{axis}:[…]}}"
             )
-    return [cell for arm in sweep.arms if sweep.runs_at(arm) for cell in _cells(sweep, arm, extra)]
-
-
-def _cells(sweep: Sweep, arm: str, extra: tuple[str, ...]) -> Iterator[Cell]:
-    for axes in _combinations(sweep, arm):
-        for seed in sweep.seeds:
-            if not _excluded(sweep, arm, axes, seed):
-                yield _cell(sweep, arm, axes, seed, extra)
+    return [
+        _cell(sweep, arm, axes, seed, extra)
+        for arm in sweep.arms
+        if sweep.runs_at(arm)
+        for axes in _combinations(sweep, arm)
+        for seed in sweep.seeds
+        if not _excluded(sweep, arm, axes, seed)
+    ]
 
 
 def _cell(sweep: Sweep, name: str, axes: Mapping[str, str], seed: int, extra: tuple[str, ...]) -> Cell:

@@ -170,20 +170,6 @@ def test_it_is_small_and_carries_nothing_that_python_or_editors_leave() -> None:
     assert not [name for name in names_in(package) if "__pycache__" in name or "/." in name or name.endswith(".pyc")]
 
 
-def test_the_same_sources_are_the_same_bytes_wherever_and_whenever(tmp_path: Path) -> None:
-    sources = {"fewbits/__init__.py": "one", "fewbits/kernels/a.py": "two", "fewbits/kernels/csrc/a.h": "three"}
-    packages = []
-    for tree, order in (("here", sorted(sources)), ("there", sorted(sources, reverse=True))):
-        for name in order:
-            file = tmp_path / tree / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(sources[name])
-        packages.append(pack(tmp_path / tree / "fewbits"))
-    assert packages[0] == packages[1]
-    (tmp_path / "there/fewbits/kernels/a.py").write_text("2")
-    assert pack(tmp_path / "there/fewbits") != packages[0]
-
-
 def test_a_linked_package_is_shipped_as_a_folder(tmp_path: Path) -> None:
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "a.py").write_text("one")
@@ -202,13 +188,3 @@ def test_a_sweep_file_of_ones_own_lies_beside_it_with_its_scales(tmp_path: Path)
         "lr.yaml": b"mine/lr.yaml",
         "scale/cpu.yaml": b"mine/scale/cpu.yaml",
     }
-
-
-def test_what_is_too_large_is_refused_by_the_name_of_its_largest_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(submit_module, "LARGEST", 10)
-    (tmp_path / "small.py").write_bytes(b"x" * 5)
-    (tmp_path / "large.bin").write_bytes(b"x" * 6)
-    with pytest.raises(ValueError, match=r"the largest is .*large\.bin"):
-        pack(tmp_path)
