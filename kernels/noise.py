@@ -9,10 +9,11 @@ from torch import Tensor
 from fewbits.kernels.api import check_seed
 from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.backends.gpu import cuda
-from fewbits.kernels.backends.protocol import DTYPES, NOISES, Noise
+from fewbits.kernels.backends.protocol import DTYPES
 from fewbits.kernels.operators import refuse_distributed
 from fewbits.kernels.quantizer import parts_of
 from fewbits.kernels.reference import noise as reference
+from fewbits.kernels.reference.noise import NOISES, Noise
 
 BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
 

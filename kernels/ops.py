@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.backends.choice import backend_for
-from fewbits.kernels.backends.protocol import COUNTS, Noise
+from fewbits.kernels.backends.protocol import COUNTS
 from fewbits.kernels.mixing import mix_matrix
 from fewbits.kernels.operators import LIBRARY, define, differentiate
 from fewbits.kernels.packing import layout
 from fewbits.kernels.quantizer import Block, Mixture, Quantizer, parts_of
+from fewbits.kernels.reference.noise import Noise
 
 
 def matrix(x: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ FOREIGN = {
     "commands": {"torchtitan"},
 }
 TITAN = tuple(f"fewbits.experiments.{name}" for name in ("titan", "titan_models"))
-MUTUAL = {"kernels", "analysis"}  # packages whose folders still import each other; others must not
+MUTUAL = {"analysis"}  # packages whose folders still import each other; others must not
 NOTEBOOKS = "fewbits.analysis.notebooks."  # may use the public API, as users do
 MODULE = re.compile(rf"fewbits\.({'|'.join(PACKAGES)})(\.\w+)*")
 

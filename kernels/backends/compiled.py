@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fewbits.kernels.backends.protocol import ABSENT, COUNTS, Noise, Part, Stored
+from fewbits.kernels.backends.protocol import ABSENT, COUNTS, Part, Stored
 from fewbits.kernels.packing import allocate
 from fewbits.kernels.quantizer import Quantizer, parts_of
+from fewbits.kernels.reference.noise import Noise
 
 
 class DecideCall(ctypes.Structure):

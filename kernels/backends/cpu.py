@@ -15,8 +15,9 @@ from torch import Tensor
 from fewbits.kernels.backends import build, reference
 from fewbits.kernels.backends.compiled import Compiled, DecideCall, Job, pointer
 from fewbits.kernels.backends.constants import SIGN_WORDS, flat, grid_of, inf_code, nan_code, scaling_of, sign_words
-from fewbits.kernels.backends.protocol import DTYPES, NOISES, Noise, Part, Stored
+from fewbits.kernels.backends.protocol import DTYPES, Part, Stored
 from fewbits.kernels.quantizer import Quantizer
+from fewbits.kernels.reference.noise import NOISES, Noise
 
 SMALL = 1 << 15  # elements; for fewer, a second thread costs more than it saves
 PRODUCTS_PER_ELEMENT = 64  # multiplications in a matrix product that take as long as an element in other kernels

@@ -1,17 +1,16 @@
 """Define the interface of a backend: reference, cpu and cuda provide these functions and give the same bits."""
 
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fewbits.kernels.quantizer import Quantizer
+from fewbits.kernels.reference.noise import Noise
 
-Noise = Literal["gaussian", "uniform"]
 Part = tuple[int, int]  # rows × columns
 Stored = tuple[Tensor, Tensor, Tensor]  # packed codes, block scales and group scales, as packing.py lays them out
 
-NOISES: tuple[Noise, ...] = get_args(Noise)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # the dtypes of matrices, in the order of the C++ interfaces
 ABSENT = torch.empty(0)  # the value of a result that was not requested, and of an argument that is not used
 

@@ -9,11 +9,14 @@ bits; its dtype here is int64.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 Device = torch.device | str
+Noise = Literal["gaussian", "uniform"]
+NOISES: tuple[Noise, ...] = get_args(Noise)
 
 _WORD = 0xFFFFFFFF
 

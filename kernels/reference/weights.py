@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fewbits.kernels.backends.protocol import Noise
 from fewbits.kernels.reference.elements import fold, largest, power_of_two, spread
-from fewbits.kernels.reference.noise import gaussian_noise, uniform_noise, unpack_noise
+from fewbits.kernels.reference.noise import Noise, gaussian_noise, uniform_noise, unpack_noise
 
 
 def exp2(t: Tensor) -> Tensor:

@@ -29,8 +29,9 @@ from fewbits.kernels.backends.gpu.plans import (
 )
 from fewbits.kernels.backends.gpu.tiles import EDGE, MOST, THREADS, Shape, parts_in, tile_count, usual_shape
 from fewbits.kernels.backends.gpu.variants import DTYPE_NAMES, LOOKUP, Kernel, Launcher, Spec, Variant, spec_of
-from fewbits.kernels.backends.protocol import ABSENT, Noise, Part, Stored
+from fewbits.kernels.backends.protocol import ABSENT, Part, Stored
 from fewbits.kernels.quantizer import Quantizer, parts_of
+from fewbits.kernels.reference.noise import Noise
 
 INFINITE = 0x7F800000
 NOISE_EACH = {"gaussian": 4, "uniform": 8}  # packed words (gaussian) or elements (uniform) that one thread draws
