@@ -35,7 +35,6 @@ from fewbits.models.networks.decoder import Decoder
 from fewbits.models.networks.partition import adam_mini_partition
 from fewbits.models.networks.registry import on_meta
 from fewbits.models.observer import Observer, ObserverConfig
-from fewbits.models.operand_pair import OperandPair
 from fewbits.models.quantize import Quantization, quantize
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import Recipe
@@ -82,10 +81,10 @@ class Bench:
 
 
 def draws_noise(quantization: Quantization) -> bool:
-    """Tell whether a model's recipe uses random numbers, so that results depend on the seed."""
+    """Tell whether a model's recipe uses random numbers at the present step, so that results depend on the seed."""
+    plans = [(layer, layer.plans[quantization.context.switched]) for layer in quantization.layers]
     return any(
-        layer.sampler is not None or any(pair.needs_seed for pair in operand_pairs(quantization, layer))
-        for layer in quantization.layers
+        layer.sampler is not None or any(pair.needs_seed for pair in (plan.x, plan.w, plan.dy)) for layer, plan in plans
     )
 
 
@@ -113,12 +112,6 @@ def backward(model: Decoder, inputs: Tensor, targets: Tensor) -> tuple[float, di
     loss = model.loss(inputs, targets)
     gradients = torch.autograd.grad(loss, list(parameters.values()))
     return float(loss.detach()), dict(zip(parameters, gradients, strict=True))
-
-
-def operand_pairs(quantization: Quantization, layer: QuantizedLinear) -> tuple[OperandPair, OperandPair, OperandPair]:
-    """Return the quantizers of a layer's x, w and dy that apply at the model's current step."""
-    plan = layer.plans[quantization.context.switched]
-    return plan.x, plan.w, plan.dy
 
 
 def layer_labels(layer: QuantizedLinear) -> dict[str, Any]:

@@ -13,8 +13,6 @@ import pandas as pd
 from fewbits.experiments.probes.variants import ALL
 
 WHOLE = "whole"  # in the column `layer`: the row is about all parameters of the model
-# The columns that identify a row; all other columns are numbers.
-KEYS = ["recipe", "batch", "seed", "layer", "block", "part", "slot", "quantizer", "accumulator"]
 SUMS = "sum_error_"  # in summaries, the column `sum_error_NAME` is the error of sums with the accumulator NAME
 OPERAND_KEYS = ["layer", "block", "part", "slot", "quantizer"]  # of numerics.parquet
 MEASURES = ["norm", "cosine", "error", "bias", "noise", "systematic"]
@@ -91,20 +89,6 @@ class Probe:
         table = table.join(self.operands.pivot(index=keys, columns="slot", values="error"))
         sums = self._sums(keys)
         return (table if sums is None else table.join(sums)).reset_index()
-
-    def long(self) -> pd.DataFrame:
-        """Return all tables as one long table with a row for each number: KEYS, `measure` (its name) and `value`."""
-        parts = []
-        for frame in (
-            self.rows.drop(columns="variant"),
-            self.operands.drop(columns=["histogram", "step"], errors="ignore"),
-            self.sums,
-        ):
-            if frame is not None and len(frame):
-                melted = frame.melt([key for key in KEYS if key in frame], var_name="measure", value_name="value")
-                melted["value"] = melted["value"].astype(float)
-                parts.append(melted[melted["value"].notna()].reindex(columns=[*KEYS, "measure", "value"]))
-        return pd.concat(parts, ignore_index=True).astype(dict.fromkeys(("batch", "seed", "block"), "Int64"))
 
     def _sums(self, keys: list[str]) -> pd.DataFrame | None:
         if self.sums is None:

@@ -88,7 +88,6 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
     if step < 0 or keep < 1:
         raise ValueError(f"step={step}, keep={keep}: step has to be 0 or more, and keep 1 or more")
     _check_tensors(tensors)
-    _check_json(state)
     path = next_path(folder, step)
     try:
         with folder_atomically(path) as partial:
@@ -121,7 +120,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
 
 def write_state(partial: Path, content: dict[str, Any]) -> None:
     """Write state.json with this content, and its SHA-256 as `seal`, into the checkpoint's temporary folder."""
-    _check_json(content["state"])
     with synced_file(partial / STATE) as file:
         file.write(json.dumps({"seal": _seal(content), **content}, indent=1, allow_nan=False).encode())
 
@@ -297,16 +295,6 @@ def _write(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
     with path.open("rb") as file:
         os.fsync(file.fileno())
         return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _check_json(state: Mapping[str, Any]) -> None:
-    """Raise ValueError if a conversion to JSON and back would change the state, as with tuples, int keys or NaN."""
-    try:
-        same = json.loads(json.dumps(state, allow_nan=False)) == state
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"state is not plain JSON, flatten it first: {error}") from error
-    if not same:
-        raise ValueError("state is not plain JSON, flatten it first: tuples and keys other than strings would change")
 
 
 def _unsealed(path: Path) -> dict[str, Any]:

@@ -83,16 +83,6 @@ def fitted(corpus: Corpus, split: str) -> dict[tuple[int, int], list[int]]:
     return orders
 
 
-def test_one_token_of_context_is_not_enough(corpus: Corpus) -> None:
-    tokens = corpus.splits["train"].astype(np.int64)
-    joint = np.zeros((256, 256))
-    np.add.at(joint, (tokens[:-1], tokens[1:]), 1 / (SIZE - 1))
-    seen = joint[joint > 0]
-    first_order = -(seen * np.log(seen)).sum() + (joint.sum(1) * np.log(joint.sum(1))).sum()
-    assert corpus.folder.meta.entropy is not None
-    assert first_order > corpus.folder.meta.entropy + 0.3
-
-
 def test_out_of_domain_is_another_language_and_validation_the_same(corpus: Corpus) -> None:
     train, validation, ood = (fitted_pairs(corpus, split) for split in ("train", "validation", "ood"))
     assert len(train & validation) > 20

@@ -12,9 +12,8 @@ from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.corpus import DataConfig
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.tokenizing import saved_tokenizer
-from fewbits.experiments.evaluation.tasks import TASK_GROUPS, Task
 from fewbits.experiments.storage import checkpoints
-from fewbits.experiments.storage.results import stored, with_stored
+from fewbits.experiments.storage.results import with_stored
 from fewbits.experiments.training import run
 from tests.experiments.data.data_inputs import bin_folder
 from tests.experiments.evaluation.evaluation_inputs import toy_tasks
@@ -72,18 +71,16 @@ def test_a_tokenizer_that_is_not_that_of_the_tokens_is_refused(cache: Path, tmp_
 
 
 @pytest.fixture
-def tasks(tmp_path: Path) -> Path:
-    """Return a folder with the lm-eval tasks `toy` and `toy_code`, which runs code."""
-    return toy_tasks(tmp_path / "tasks")
-
-
-def test_a_trial_in_subwords_ends_with_tasks(
-    cache: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with the lm-eval tasks `toy` and `toy_code`, which runs code; they are read offline."""
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    return toy_tasks(tmp_path / "tasks")
+
+
+def test_a_trial_in_subwords_ends_with_tasks(cache: Path, tasks: Path, tmp_path: Path) -> None:
     asked = ["evaluation.tasks=[toy]", f"evaluation.tasks_path={tasks}"]
     place = [f"runtime.runs={tmp_path}", f"runtime.cache={cache}"]
     trial, runtime = load_trial(overrides(*SUBWORDS, *asked, *place))
@@ -94,12 +91,8 @@ def test_a_trial_in_subwords_ends_with_tasks(
 
 
 def test_a_trial_that_trains_again_for_a_checkpoint_keeps_its_evaluations(
-    cache: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, tasks: Path, tmp_path: Path
 ) -> None:
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     place = [*SUBWORDS, f"runtime.runs={tmp_path}", f"runtime.cache={cache}"]
     folder, before = run(*load_trial(overrides(*place, "evaluation.tasks=[toy]", f"evaluation.tasks_path={tasks}")))
     again, after = run(*load_trial(overrides(*place, "runtime.keep_steps=[1]")))
@@ -107,25 +100,6 @@ def test_a_trial_that_trains_again_for_a_checkpoint_keeps_its_evaluations(
     assert 1 in checkpoints.steps(folder.kept)
     assert folder.result() == after == before
     assert with_stored(folder.path, after)["tasks"].keys() == {"toy"}
-
-
-def test_one_task_with_other_numbers_of_examples_is_stored_twice(
-    cache: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    for name, few_shot in (("without", 0), ("with", 1)):
-        monkeypatch.setitem(TASK_GROUPS, name, (Task("Toy", ("toy",), "acc,none", few_shot=few_shot),))
-    place = [*SUBWORDS, f"runtime.runs={tmp_path}", f"runtime.cache={cache}", f"evaluation.tasks_path={tasks}"]
-    folder, before = run(*load_trial(overrides(*place, "evaluation.tasks=[without]")))
-    (first,) = stored(folder.path)
-    _, after = run(*load_trial(overrides(*place, "evaluation.tasks=[with]")))
-    assert after == before
-    by_task = {one.key.task: one for one in stored(folder.path)}
-    assert by_task.keys() == {"with", "without"}
-    assert by_task["without"] == first
 
 
 @pytest.mark.parametrize(

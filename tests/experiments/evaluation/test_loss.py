@@ -1,13 +1,21 @@
-"""Test that held-out loss is the mean cross entropy for any batch size, and that the model is left unchanged."""
+"""Test that held-out loss is the mean cross entropy for any batch size, also by document and in other formats."""
 
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fewbits.experiments.evaluation.loss import evaluate_loss, evaluate_windows
+from fewbits.experiments.data.corpus import DataConfig
+from fewbits.experiments.data.load import load
+from fewbits.experiments.evaluation.loss import evaluate_loss, evaluate_windows, means
+from tests.experiments.data.data_inputs import bin_folder
 from tests.experiments.evaluation.evaluation_inputs import Bigram, LanguageModel, Recurrent, Text, decoder
+from tests.experiments.trial_inputs import train
 
 VOCAB = 7
 
@@ -97,3 +105,52 @@ def test_a_diverged_model_has_a_loss_that_says_so(corpus: Text) -> None:
 def test_bad_counts_are_named(corpus: Text, name: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"{name}={value}: an integer of 1 or more"):
         evaluate_loss(Recurrent(VOCAB), corpus, "validation", **settings(**{name: value}))
+
+
+def test_targets_belong_to_the_documents_that_separators_end(tmp_path: Path) -> None:
+    tokens = [5, 5, 9, 9, 6, 9, 7, 7, 7, 7]  # documents: 5 5, nothing, 6, 7 7 7 7
+    folder = bin_folder(tmp_path / "tokens", tokens, tokens, meta={"dtype": "uint16", "separator": 9})
+    corpus = load(DataConfig(kind="bin", path=str(folder)), tmp_path)
+    assert corpus.documents_of_windows("validation", 3, 3).tolist() == [[0, 0, 1], [2, 2, 3], [3, 3, 3]]
+
+
+def test_windows_are_documents_where_no_separator_is_known(tmp_path: Path) -> None:
+    folder = bin_folder(tmp_path / "tokens", [1, 2, 3] * 100)
+    corpus = load(DataConfig(kind="bin", path=str(folder)), tmp_path)
+    assert corpus.documents_of_windows("validation", 2, 4).tolist() == [[0] * 4, [1] * 4]
+
+
+@pytest.fixture(scope="module")
+def evaluated(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, dict[str, float]]:
+    more = ("data=python", "data.size=200000", "recipe=gaussws-mor", "recipe.block=32x32", "training.steps=2")
+    folder, result = train(cache, tmp_path_factory.mktemp("runs"), *more)
+    assert json.loads((folder.path / "result.json").read_text()) == result
+    return pd.read_parquet(folder.path / "evaluation.parquet"), result
+
+
+def test_documents_add_up_to_the_losses_of_training(evaluated: tuple[pd.DataFrame, dict[str, float]]) -> None:
+    frame, result = evaluated
+    assert list(frame["text"].unique()) == ["validation", "ood"]
+    for text, rows in frame.groupby("text"):
+        assert rows["tokens"].sum() == 4 * 128
+        assert len(rows) > 1
+        assert rows["document"].is_unique
+        mean = np.average(rows["loss"], weights=rows["tokens"])
+        assert mean == pytest.approx(result[f"{text}_loss"], rel=1e-12)
+
+
+def test_results_have_the_means_of_the_other_formats(evaluated: tuple[pd.DataFrame, dict[str, float]]) -> None:
+    frame, result = evaluated
+    names = {f"{text}_loss_{form}" for text in ("validation", "ood") for form in ("unquantized", "cast", "narrow")}
+    assert set(means(frame)) == names
+    for name in names:
+        assert result[name] == means(frame)[name]
+        assert result[name] != result[name.rpartition("_")[0]]
+
+
+def test_a_trial_in_bf16_has_one_loss(cache: Path, tmp_path: Path) -> None:
+    folder, result = train(cache, tmp_path, "recipe=bf16", "training.steps=2")
+    frame = pd.read_parquet(folder.path / "evaluation.parquet")
+    assert (frame["loss"] == frame["loss_unquantized"]).all()
+    assert not {"loss_cast", "loss_narrow"}.intersection(frame)
+    assert result["validation_loss_unquantized"] == pytest.approx(result["validation_loss"], rel=1e-12)

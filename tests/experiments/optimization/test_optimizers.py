@@ -2,15 +2,11 @@
 
 import copy
 import hashlib
-import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from fewbits.experiments.optimization.adam_mini import AdamMini
@@ -24,7 +20,6 @@ from fewbits.experiments.optimization.optimizers import (
     set_learning_rate,
 )
 from fewbits.models.networks.partition import Partition
-from tests.forked_python import run_python
 from tests.messages import naming
 
 
@@ -163,34 +158,6 @@ def test_an_update_moves_the_version_of_what_it_changes(kind: str) -> None:
         for name, param in model.named_parameters():
             version, value = before[name]
             assert (param._version > version) == (not torch.equal(param, value)) == (param.grad is not None), name
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_view_taken_of_a_parameter_is_seen_to_be_out_of_date_too(kind: str) -> None:
-    """Check that an update also increments the version counter of a detached view of the parameter."""
-    model = Model()
-    optimizer, view = build(kind, model), model.up.weight.detach()
-    backward(model, 0)
-    version = view._version
-    optimizer.step()
-    assert view._version > version
-
-
-CHILD = """
-from tests.experiments.optimization.test_optimizers import KINDS, Model, build, train
-for kind in KINDS:
-    model = Model()
-    print(train(kind, model, build(kind, model), range(4)))
-"""
-
-
-def test_updates_are_the_same_bits_in_another_process(tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    there = run_python(["-c", CHILD], folder=tmp_path, environment=environment)
-    assert there.returncode == 0, there.stderr
-    models = [Model() for _ in KINDS]
-    here = [train(kind, model, build(kind, model), range(4)) for kind, model in zip(KINDS, models, strict=True)]
-    assert there.stdout.split() == here
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -341,11 +308,6 @@ def test_a_partition_must_speak_of_every_parameter(broken: Callable[[Any], Any],
 def test_a_wrong_setting_is_named_with_what_is_valid(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         OptimizerConfig(**settings)
-
-
-def test_the_config_is_a_structured_config() -> None:
-    config = OmegaConf.merge(OmegaConf.structured(OptimizerConfig), {"kind": "adam-mini", "clip": None})
-    assert OmegaConf.to_object(config) == OptimizerConfig(kind="adam-mini", clip=None)
 
 
 @pytest.mark.gpu

@@ -3,12 +3,10 @@
 import hashlib
 import json
 import os
-import random
 import resource
 import shutil
 import sys
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -177,43 +175,6 @@ def test_unflatten_gives_back_exactly_what_flatten_was_given(tree: Any) -> None:
     assert equal(unflatten(tensors, json.loads(json.dumps(state, allow_nan=False))), tree)
 
 
-def test_a_torch_optimizer_goes_on_bit_identically_from_disk(tmp_path: Path) -> None:
-    def model() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 6))
-
-    def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
-        for _ in range(steps):
-            optimizer.zero_grad()
-            model(torch.randn(4, 6)).square().mean().backward()
-            optimizer.step()
-
-    straight = model()
-    optimizer = torch.optim.AdamW(straight.parameters(), lr=0.01, betas=(0.9, 0.95))
-    train(straight, optimizer, 3)
-    tree = {
-        "model": straight.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "random": {"torch": torch.get_rng_state(), "python": random.getstate()},
-    }
-    save(tmp_path, 3, *flatten(tree))
-    train(straight, optimizer, 3)
-    expected = random.random()
-
-    found = newest(tmp_path)
-    assert found is not None
-    tree = unflatten(found.tensors(), found.state)
-    resumed = model()
-    optimizer = torch.optim.AdamW(resumed.parameters())
-    resumed.load_state_dict(tree["model"])
-    optimizer.load_state_dict(tree["optimizer"])
-    torch.set_rng_state(tree["random"]["torch"])
-    random.setstate(tree["random"]["python"])
-    train(resumed, optimizer, 3)
-    assert all(map(torch.equal, straight.parameters(), resumed.parameters()))
-    assert random.random() == expected
-
-
 def test_a_tied_tensor_is_kept_once_and_comes_back_tied(tmp_path: Path) -> None:
     model = nn.ModuleDict({"embed": nn.Embedding(50, 8), "head": nn.Linear(8, 50, bias=False)})
     model["head"].weight = model["embed"].weight
@@ -231,11 +192,6 @@ def test_tensors_are_named_after_their_place_even_where_names_meet() -> None:
     assert list(tensors) == ["a.b", "a.b'", "list.0"]
 
 
-def test_ordered_dicts_come_back_as_dicts_in_their_order() -> None:
-    tensors, state = flatten(OrderedDict([("z", 1), ("a", 2)]))
-    assert list(unflatten(tensors, state)) == ["z", "a"]
-
-
 @pytest.mark.parametrize("value", [b"bytes", {1, 2}, object(), torch.float32])
 def test_what_cannot_be_kept_is_refused_with_its_place(value: object) -> None:
     with pytest.raises(TypeError, match=r"data\.0\.order is a .*None, bool"):
@@ -251,10 +207,6 @@ def test_tensors_and_states_that_would_not_come_back_are_refused(tmp_path: Path)
         ({"s": torch.eye(2).to_sparse()}, {}, "s is a torch.float32 tensor, torch.sparse_coo"),
         ({"m": torch.zeros(1, device="meta")}, {}, "on meta"),
         ({"__metadata__": torch.zeros(1)}, {}, "no tensor may be named __metadata__"),
-        ({}, {"x": float("nan")}, "not plain JSON, flatten it first"),
-        ({}, {1: 2}, "not plain JSON, flatten it first"),
-        ({}, {"x": (1, 2)}, "not plain JSON, flatten it first"),
-        ({}, {"x": torch.zeros(1)}, "not plain JSON, flatten it first"),
     ]
     for tensors, state, message in refused:
         with pytest.raises(ValueError, match=message):
@@ -356,17 +308,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda c: os.truncate(c / TENSORS, 5000),
         r"tensors.safetensors has 5,000 bytes, but [\d,]+ were saved",
     ),
-    "tensors empty": (lambda c: os.truncate(c / TENSORS, 0), "has 0 bytes"),
     "tensors longer": (lambda c: (c / TENSORS).open("ab").write(b"x"), r"bytes, but [\d,]+ were saved"),
     "a byte of the header": (lambda c: flip(c / TENSORS, 12), "tensors.safetensors is not what was saved: its SHA-256"),
     "a byte of a tensor": (lambda c: flip(c / TENSORS, -1), "tensors.safetensors is not what was saved: its SHA-256"),
     "no tensors": (lambda c: (c / TENSORS).unlink(), "tensors.safetensors: No such file"),
     "no state": (lambda c: (c / STATE).unlink(), "state.json: No such file"),
     "state is garbage": (lambda c: (c / STATE).write_bytes(b"\xff\x00garbage"), "state.json is not what was saved"),
-    "state is other json": (lambda c: (c / STATE).write_text("[1, 2]"), "state.json is not what was saved"),
     "state is an empty object": (lambda c: (c / STATE).write_text("{}"), "state.json is not what was saved"),
     "state nests forever": (lambda c: (c / STATE).write_text("[" * 100000), "state.json is not what was saved"),
-    "state cut short": (lambda c: os.truncate(c / STATE, 40), "state.json is not what was saved"),
     "a digit of the state": (
         lambda c: (c / STATE).write_text((c / STATE).read_text().replace('"lr": 0.5', '"lr": 0.7')),
         "state.json is not what was saved: its SHA-256",
@@ -392,32 +341,6 @@ def test_a_damaged_newest_falls_back_to_the_one_before_with_one_warning(damage: 
     assert (found.step, found.state, found.tensors()["step"].item()) == (1, {"lr": 0.25}, 1)
     with pytest.raises(DamagedCheckpoint, match=message):
         load(path)
-
-
-def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    """Flip a bit in each byte of a checkpoint's two files, one at a time; loading must raise DamagedCheckpoint.
-
-    A change of white space in state.json may stay unnoticed.
-    """
-    path = save(tmp_path, 1, {"w": torch.ones(3)}, {"a": [1, 2.5, "x"]})
-    for name in (TENSORS, STATE):
-        content = (path / name).read_bytes()
-        for at in range(len(content)):
-            spoilt = bytearray(content)
-            spoilt[at] ^= 1 << (at % 8)
-            (path / name).write_bytes(spoilt)
-            if name == TENSORS or json_differs(bytes(spoilt), content):
-                with pytest.raises(DamagedCheckpoint):
-                    load(path)
-        (path / name).write_bytes(content)
-    assert load(path).state == {"a": [1, 2.5, "x"]}
-
-
-def json_differs(one: bytes, other: bytes) -> bool:
-    try:
-        return bool(json.loads(one) != json.loads(other))
-    except ValueError:
-        return True
 
 
 def test_where_all_are_damaged_there_is_none_and_each_is_named(tmp_path: Path) -> None:
