@@ -146,7 +146,7 @@ class Documents:
             text = row.get("text")
             if not isinstance(text, str):
                 columns = ", ".join(map(str, row))
-                raise ValueError(f"{self._name}: a document has no string in a field 'text'; its fields are {columns}")
+                raise ValueError(f"{self._name}: a document has no string field 'text'; its fields are {columns}")
             yield text.encode(errors="replace").decode().replace("\0", "")
 
     def _rows(self) -> Iterator[dict[str, Any]]:
