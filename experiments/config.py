@@ -188,10 +188,9 @@ def recipe_and_settings(overrides: Sequence[str]) -> tuple[Recipe, dict[str, Any
 def _recipe(data: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
     """Return the recipe that the section `recipe` of a composed config describes.
 
-    data: this section, with the recipe's fields and settings. overrides: those with which the config was composed; if
-        they choose a recipe and do not set `recipe.name`, the returned recipe has the name of the chosen one.
-    Raise ValueError if a field is invalid; if the cause is a setting with a value of a wrong type, the message names
-    this setting. Also raise ValueError for a setting whose name is nearly that of a field, because it is misspelt.
+    overrides: those with which the config was composed; if they choose a recipe and do not set `recipe.name`, the
+        returned recipe has the name of the chosen one.
+    Raise ValueError if a field is invalid, which may be due to a setting of a wrong type, and for misspelt fields.
     """
     settings = _settings(data)
     for key in settings:

@@ -11,14 +11,10 @@
 or, on torchtitan's command line: `--job.custom_config_module fewbits.experiments.titan --model.converters fewbits
 --fewbits.recipe nvfp4`. fewbits' own models are torchtitan's train spec `fewbits` (titan_models.py).
 
-torchtitan builds the model without storage, lets converters change it, shards it, initialises its weights, and creates
-the optimizer last. So torchtitan's optimizer and checkpoints include the parameters that a recipe's sampler adds.
-
-Noise is derived from the seed (`debug.seed`), the step, the micro-batch, the data-parallel rank and the layer, so
-torchtitan's checkpoints need no state of the noise. But a resumed run has to know its step. torchtitan passes its train
-state together with the weights to the model's `load_state_dict`, where a hook of the converter reads the step.
-torchtitan offers converters no other way to learn the step, which is one reason why this file supports only one version
-of torchtitan.
+torchtitan lets converters change the model before it shards it and creates the optimizer, so its optimizer and
+checkpoints include the parameters that a recipe's sampler adds. Noise is derived from the seed (`debug.seed`), the
+step, the micro-batch, the data-parallel rank and the layer. A resumed run learns its step from the train state, which
+torchtitan passes with the weights to the model's `load_state_dict`; converters have no other way to learn it.
 """
 
 # No `from __future__ import annotations`: torchtitan reads the types of the dataclasses below.
@@ -87,11 +83,7 @@ class JobConfig:
 
 
 class FewbitsConverter:
-    """A model converter for torchtitan, which quantizes the model's linear layers by the recipe of `[fewbits]`.
-
-    torchtitan constructs the converter from the config, calls `convert` with the model before sharding, and calls
-    `post_optimizer_hook` after each update.
-    """
+    """A model converter for torchtitan, which quantizes the model's linear layers by the recipe of `[fewbits]`."""
 
     def __init__(self, job_config: Any, parallel_dims: Any) -> None:
         section = getattr(job_config, NAME, None)
@@ -153,19 +145,12 @@ class FewbitsConverter:
         self.quantization.begin(step, micro_batch, rank=self.rank, progress=progress)
 
     def _load(self, model: nn.Module, state: Mapping[str, Any], *_: object) -> None:
-        """Set the training step of the quantized layers to the one in `state`.
-
-        `state` is the dictionary from which torchtitan loads the model. torchtitan stores its step in the entry
-        `train_state`. Without this entry, the step becomes 0, as in torchtitan.
-        """
+        """Set the step to that of `train_state` in the dictionary from which torchtitan loads the model, or to 0."""
         train_state = state.get("train_state")
         self._step(0 if train_state is None else train_state.step)
 
     def _initialise_with(self, model: Any) -> None:
-        """Make the model's method `init_weights` also set the parameter `bit_scale` of each layer with a sampler to 1.
-
-        The parameter determines the layer's learned bit widths. torchtitan allocates it but does not initialise it.
-        """
+        """Make the model's method `init_weights` also set `bit_scale` of each layer with a sampler to 1."""
         original = model.init_weights
 
         def init_weights(*args: Any, **kwargs: Any) -> None:
@@ -180,7 +165,6 @@ class FewbitsConverter:
         """Return the layer's output y, whose backward pass also computes the gradient of the layer's penalty.
 
         The penalty on learned bit widths (GaussWS eq. 12) belongs to the loss, but torchtitan's loss cannot include it.
-        Outside training, y is returned unchanged. This is a forward hook.
         """
         bits, sampler = layer.bits, layer.sampler
         if bits is None or sampler is None or not (layer.training and torch.is_grad_enabled()):
@@ -192,10 +176,7 @@ class FewbitsConverter:
         return _AddedToLoss.apply(y, term)
 
     def _observer(self) -> Observer | None:
-        """Return an observer if the model's train spec logs quantization errors, else None.
-
-        A train spec logs them if it uses `build_metrics_processor`.
-        """
+        """Return an observer if the model's train spec logs quantization errors by `build_metrics_processor`."""
         spec = get_train_spec(self.config.model.name)
         if spec.build_metrics_processor_fn is not build_metrics_processor:
             return None
@@ -266,11 +247,7 @@ def problems(config: Any, dims: Any, recipe: Recipe) -> Iterator[str]:
 
 
 class LoggedSteps(Observer):
-    """An observer that measures plain quantizers only in the steps that torchtitan logs.
-
-    These are the first step and every `interval`-th step. A plain quantizer is one outside a mixture; mixtures are
-    observed in every step.
-    """
+    """An observer that measures quantizers outside mixtures only in the steps that torchtitan logs."""
 
     def __init__(self, interval: int) -> None:
         super().__init__(ObserverConfig(every=interval, gradients_every=0))
@@ -334,9 +311,8 @@ class NumericsProcessor(MetricsProcessor):  # type: ignore[misc]
 def build_metrics_processor(
     job_config: Any, parallel_dims: Any, model_args: Any = None, tag: str | None = None
 ) -> MetricsProcessor:
-    """Return a NumericsProcessor; torchtitan calls this function for the train specs that this module registers.
+    """Return a NumericsProcessor, as torchtitan's function of this name returns its own.
 
-    The parameters are those of torchtitan's own function of this name; model_args is ignored.
     Raise ValueError if the config names a recipe but not the converter `fewbits`.
     """
     section = getattr(job_config, NAME, None)

@@ -85,12 +85,9 @@ class TitanDecoder(Decoder):
 
 
 def fitted(flavor: str, tokens: int, length: int) -> DecoderConfig:
-    """Return the configuration of a model, with its context and vocabulary enlarged as needed.
+    """Return the configuration of a model, with context and vocabulary enlarged; ValueError if they are fixed.
 
     flavor: the model's name. tokens: the size of the tokenizer's vocabulary. length: the sequence length.
-
-    Raise ValueError if the context is too short and positions are learned, or if the vocabulary is too small and the
-    model is not a nano model.
     """
     config = MODELS[flavor]
     if length > config.context:
@@ -110,12 +107,10 @@ def fitted(flavor: str, tokens: int, length: int) -> DecoderConfig:
 
 @torch.no_grad()
 def initialise(model: Decoder, buffer_device: torch.device | None = None) -> None:
-    """Fill the parameters, which may be sharded, with the initial values for the seed that torchtitan set.
+    """Fill the parameters, which may be sharded, with the bits that `registry.build` gives for torchtitan's seed.
 
-    The values have the same bits as those of `fewbits.models.networks.registry.build`. To save memory, only one
-    unsharded block exists at a time. A tied head is tied to the embedding again, because torchtitan has allocated new
-    memory for each parameter.
-    buffer_device: the device of the rotary angles; None: the device of the parameters.
+    To save memory, only one unsharded block exists at a time. A tied head is tied to the embedding again, because
+    torchtitan has allocated new memory for each parameter. buffer_device: the device of the rotary angles.
     """
     seed, device = torch.initial_seed() % (1 << 63), model.embed.weight.device
     if model.config.tied:
@@ -138,10 +133,7 @@ def initialise(model: Decoder, buffer_device: torch.device | None = None) -> Non
 
 
 def _copy(module: nn.Module, parameters_of_model: dict[str, nn.Parameter], prefix: str) -> None:
-    """Copy the parameters of a module into the model's parameters with the same names, which may be sharded.
-
-    parameters_of_model: by name. prefix: the module's name in the model.
-    """
+    """Copy the parameters of a module, whose name is `prefix`, into the model's parameters, which may be sharded."""
     for name, parameter in module.named_parameters(prefix=prefix):
         if name not in parameters_of_model:  # a tied head: `named_parameters` lists its weight only as the embedding's
             continue
@@ -156,10 +148,7 @@ def _copy(module: nn.Module, parameters_of_model: dict[str, nn.Parameter], prefi
 
 
 def shard(model: Decoder, mesh: Any, *, reshard_after_forward: bool) -> None:
-    """Shard each block, and the parameters outside the blocks, over the mesh.
-
-    Gradients are summed over ranks, not averaged, because torchtitan has divided the loss by the tokens of all ranks.
-    """
+    """Shard each block, and the parameters outside the blocks, over the mesh."""
     for module in model.modules():
         if isinstance(module, Linear):
             module.keeps_cast = False  # a cached cast would keep a whole weight in memory after the shards are freed
@@ -213,10 +202,7 @@ def problems(job_config: Any) -> Iterator[str]:
 
 
 def train_spec(build_metrics_processor: Any) -> TrainSpec:
-    """Return the train spec `fewbits` for torchtitan.
-
-    build_metrics_processor: the function that torchtitan calls to make its metrics processor.
-    """
+    """Return the train spec `fewbits` for torchtitan."""
     return TrainSpec(
         model_cls=TitanDecoder,  # it lacks a method of torchtitan's interface that only other kinds of attention need
         model_args={name: DecoderArgs(flavor=name, config=config) for name, config in MODELS.items()},

@@ -119,10 +119,7 @@ class OtherProcesses:
 
 
 def _processor_seconds() -> tuple[float, float, float] | None:
-    """Return the processors' seconds since the machine started: all, busy, and those of this process and its children.
-
-    None if /proc/stat is missing.
-    """
+    """Return the processors' seconds so far: all, busy, and this process's and its children's; None without /proc."""
     try:
         ticks = [int(count) for count in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
     except (OSError, ValueError):
