@@ -80,7 +80,7 @@ types: setup
 bench: setup ## Measure the speed of the kernels, compared with other libraries
 	$(BIN)/fewbits bench kernels
 
-measure-gpu: setup ## Run parity tests, sanitizer, benchmarks and training on a GPU; write docs/measured/cuda-kernels.md
+measure-gpu: setup ## Run parity tests, sanitizer, benchmarks and training on a GPU; write reports/gpu/results.md
 	@$(BIN)/python -m tests.measure_gpu
 
 ui: setup ## Start MLflow with the trials of the store runs/, on http://127.0.0.1:5000

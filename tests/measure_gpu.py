@@ -8,7 +8,7 @@ part of them under compute-sanitizer, benchmarks, training at scale gpu, and tra
 FP8 products.
 
 While a part runs, its output is written to FOLDER/PART.log. When it ends, its result is written to FOLDER/PART.json,
-and the table in docs/measured/cuda-kernels.md is written again.
+and the tables in FOLDER/results.md, for docs/measured/cuda-kernels.md, are written again.
 
 A part that has passed is not run again with the same GPU, commit and uncommitted changes. So after an interruption,
 the same command runs only the other parts. The exit status is 2 without a GPU, and 1 if a part failed or exceeded its
@@ -37,8 +37,7 @@ from fewbits.experiments.devices import FP8_SINCE
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "reports" / "gpu"
-PAGE = ROOT / "docs" / "measured" / "cuda-kernels.md"
-BEGIN, END = "<!-- tests/measure_gpu.py writes this part -->", "<!-- end of the written part -->"
+PAGE = "results.md"
 MINUTES = 30  # the time limit for all parts together
 PASSED, FAILED, TIMED_OUT, SKIPPED = "passed", "failed", "out of time", "skipped"
 LINES = 40  # the last lines of a part's output that its result contains
@@ -50,8 +49,7 @@ class Part:
     """A command that tests or measures one thing.
 
     lacks: why the command cannot run on this machine; empty if it can.
-    shows: a text; docs/measured/cuda-kernels.md shows the last line of the output that contains it. Empty: the last
-        line.
+    shows: a text; PAGE shows the last line of the output that contains it. Empty: the last line.
     target: the file or folder that the command writes. It is deleted before the part runs, since a trial with a result
         would not be trained again, and rows of an earlier benchmark would look like new ones.
     """
@@ -193,7 +191,6 @@ def measure(
     commit: str,
     *,
     again: bool = False,
-    page: Path = PAGE,
     seconds: float = 60 * MINUTES,
 ) -> list[Result]:
     """Run the parts that have not passed on this GPU and commit, write the page after each, and return all results.
@@ -213,21 +210,8 @@ def measure(
         result = run(part, folder, gpu, commit, end - time.monotonic())
         results.append(result)
         print(f"{part.name}: {result.status} in {result.seconds:.0f} s: {result.last}", flush=True)
-        write_page(page, folder)
+        write_atomically(folder / PAGE, measured(folder).encode())
     return results
-
-
-# ------------------------------------------------------------------------------------------------ the page
-
-
-def write_page(page: Path, folder: Path) -> None:
-    """Replace the text between the marks BEGIN and END in the page by the results in `folder`."""
-    text = page.read_text()
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{page}: the lines {BEGIN} and {END} are missing; restore them where the results belong")
-    write_atomically(page, f"{head}{BEGIN}\n\n{measured(folder)}\n{END}{tail}".encode())
 
 
 def measured(folder: Path) -> str:
@@ -272,13 +256,13 @@ _ORDER = {part.name: index for index, part in enumerate(parts(FOLDER))}
 
 
 def version(root: Path = ROOT) -> str:
-    """Return the short commit id; `COMMIT+DIGEST` if files outside docs/ have uncommitted changes."""
+    """Return the short commit id; `COMMIT+DIGEST` if files have uncommitted changes."""
 
     def git(*arguments: str) -> bytes:
         return subprocess.run(("git", *arguments), cwd=root, capture_output=True, check=False).stdout
 
     commit = git("rev-parse", "--short=10", "HEAD").decode().strip() or "unknown"
-    changes = git("diff", "HEAD", "--", ".", ":!docs")
+    changes = git("diff", "HEAD")
     return f"{commit}+{hashlib.sha256(changes).hexdigest()[:8]}" if changes else commit
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from fewbits.kernels.backends.gpu import cuda
 from tests import measure_gpu
-from tests.measure_gpu import BEGIN, BENCH, END, FAILED, PASSED, SKIPPED, TIMED_OUT, Part, measure
+from tests.measure_gpu import BENCH, FAILED, PAGE, PASSED, SKIPPED, TIMED_OUT, Part, measure
 
 GPU, COMMIT = "NVIDIA Test", "c0ffee" * 7
 
@@ -23,18 +23,15 @@ def python(name: str, code: str, seconds: int = 60, lacks: str = "") -> Part:
     return Part(name, (sys.executable, "-c", code), seconds, lacks)
 
 
-@pytest.fixture
-def page(tmp_path: Path) -> Path:
-    path = tmp_path / "page.md"
-    path.write_text(f"# Kernels\n\nBefore.\n\n{BEGIN}\nnothing\n{END}\n\nAfter.\n")
-    return path
+def run(folder: Path, *parts: Part, gpu: str = GPU, **how: float) -> list[str]:
+    return [result.status for result in measure(parts, folder, gpu, COMMIT, **how)]  # type: ignore[arg-type]
 
 
-def run(folder: Path, page: Path, *parts: Part, gpu: str = GPU, **how: float) -> list[str]:
-    return [result.status for result in measure(parts, folder, gpu, COMMIT, page=page, **how)]  # type: ignore[arg-type]
+def page(folder: Path) -> str:
+    return (folder / PAGE).read_text()
 
 
-def test_each_result_is_written_when_its_part_ends_and_the_page_with_it(tmp_path: Path, page: Path) -> None:
+def test_each_result_is_written_when_its_part_ends_and_the_page_with_it(tmp_path: Path) -> None:
     """A part's result and the page are written when the part ends, and not only when all parts have ended.
 
     The second part checks that the first part's result and page exist; the third part fails, and the last lacks a tool.
@@ -43,7 +40,7 @@ def test_each_result_is_written_when_its_part_ends_and_the_page_with_it(tmp_path
     reads = (
         f"import json, pathlib; r = json.loads(pathlib.Path({str(folder / 'one.json')!r}).read_text()); "
         f"assert r['status'] == 'passed' and 'all | well' in r['tail']; "
-        f"assert 'one | passed' in pathlib.Path({str(page)!r}).read_text()"
+        f"assert 'one | passed' in pathlib.Path({str(folder / PAGE)!r}).read_text()"
     )
     parts = (
         python("one", "print('all | well')"),
@@ -51,48 +48,45 @@ def test_each_result_is_written_when_its_part_ends_and_the_page_with_it(tmp_path
         python("three", "raise SystemExit('3 of 9 differ')"),
         python("four", "", lacks="no such tool"),
     )
-    assert run(folder, page, *parts) == [PASSED, PASSED, FAILED, SKIPPED]
-    text = page.read_text()
-    assert text.startswith("# Kernels\n\nBefore.")
-    assert text.endswith("After.\n")
-    assert "nothing" not in text
+    assert run(folder, *parts) == [PASSED, PASSED, FAILED, SKIPPED]
+    text = page(folder)
     assert r"all \| well" in text
     assert all(last in text for last in ("3 of 9 differ", "no such tool", GPU))
 
 
-def test_only_what_has_not_passed_on_this_gpu_runs_again(tmp_path: Path, page: Path) -> None:
+def test_only_what_has_not_passed_on_this_gpu_runs_again(tmp_path: Path) -> None:
     folder, runs = tmp_path / "results", tmp_path / "runs"
     good = python("good", f"open({str(runs)!r}, 'a').write('g')")
     bad = python("bad", f"open({str(runs)!r}, 'a').write('b'); raise SystemExit(1)")
-    assert run(folder, page, good, bad) == run(folder, page, good, bad) == [PASSED, FAILED]
+    assert run(folder, good, bad) == run(folder, good, bad) == [PASSED, FAILED]
     assert runs.read_text() == "gbb"
-    run(folder, page, good, again=True)
-    run(folder, page, good, gpu="another GPU")
+    run(folder, good, again=True)
+    run(folder, good, gpu="another GPU")
     assert runs.read_text() == "gbbgg"
-    rows = {line.split("|")[1].strip(): line for line in page.read_text().splitlines() if line.startswith("|")}
+    rows = {line.split("|")[1].strip(): line for line in page(folder).splitlines() if line.startswith("|")}
     assert GPU in rows["bad"]
     assert "another GPU" in rows["good"]
 
 
-def test_a_part_that_takes_too_long_ends_with_all_its_processes(tmp_path: Path, page: Path) -> None:
+def test_a_part_that_takes_too_long_ends_with_all_its_processes(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     code = (
         "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
         f"open({str(pid)!r}, 'w').write(str(p.pid)); time.sleep(60)"
     )
     start = time.monotonic()
-    assert run(tmp_path / "results", page, python("slow", code, seconds=2)) == [TIMED_OUT]
+    assert run(tmp_path / "results", python("slow", code, seconds=2)) == [TIMED_OUT]
     assert time.monotonic() - start < 30
     assert not _runs(int(pid.read_text()))
 
 
-def test_a_signal_that_ends_the_measurement_ends_the_part_that_runs(tmp_path: Path, page: Path) -> None:
+def test_a_signal_that_ends_the_measurement_ends_the_part_that_runs(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     code = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     script = (
         "import pathlib, signal, sys; from tests import measure_gpu as m; signal.signal(signal.SIGTERM, m._stop); "
         f"part = m.Part('slow', (sys.executable, '-c', {code!r}), 60); "
-        f"m.measure([part], pathlib.Path({str(tmp_path)!r}), 'GPU', 'commit', page=pathlib.Path({str(page)!r}))"
+        f"m.measure([part], pathlib.Path({str(tmp_path)!r}), 'GPU', 'commit')"
     )
     measuring = subprocess.Popen([sys.executable, "-c", script], cwd=measure_gpu.ROOT, stderr=subprocess.DEVNULL)
     end = time.monotonic() + 60
@@ -105,17 +99,12 @@ def test_a_signal_that_ends_the_measurement_ends_the_part_that_runs(tmp_path: Pa
 
 
 def test_changes_that_are_not_committed_are_another_version(tmp_path: Path) -> None:
-    """Uncommitted changes of sources change the version; changes in docs/, where the page is written, do not."""
     git = ("git", "-c", "user.name=A", "-c", "user.email=a@b.c", "-C", str(tmp_path))
-    for name in ("docs/page.md", "kernel.cu"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("one\n")
+    (tmp_path / "kernel.cu").write_text("one\n")
     for command in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "one")):
         subprocess.run((*git, *command), check=True)
     committed = measure_gpu.version(tmp_path)
     assert len(committed) == 10
-    (tmp_path / "docs/page.md").write_text("two\n")
-    assert measure_gpu.version(tmp_path) == committed
     changed = set()
     for text in ("two\n", "three\n"):
         (tmp_path / "kernel.cu").write_text(text)
@@ -133,8 +122,8 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_parts_for_which_no_time_is_left_are_skipped(tmp_path: Path, page: Path) -> None:
-    assert run(tmp_path / "results", page, python("late", ""), seconds=0) == [SKIPPED]
+def test_parts_for_which_no_time_is_left_are_skipped(tmp_path: Path) -> None:
+    assert run(tmp_path / "results", python("late", ""), seconds=0) == [SKIPPED]
     assert sum(part.seconds for part in measure_gpu.parts(tmp_path)) <= 60 * measure_gpu.MINUTES
 
 
@@ -146,35 +135,35 @@ def writing_bench(folder: Path, then: str = "") -> Part:
     return replace(python("bench", code, seconds=5), target=folder / BENCH)
 
 
-def test_speeds_are_those_of_the_last_benchmark_that_ran(tmp_path: Path, page: Path) -> None:
+def test_speeds_are_those_of_the_last_benchmark_that_ran(tmp_path: Path) -> None:
     """The page shows no old speeds after a benchmark that failed or did not start, and those before a time-out."""
     for seconds, status in ((60, FAILED), (0, SKIPPED)):
         folder = tmp_path / status
-        run(folder, page, writing_bench(folder))
-        assert "Speed as a share" in page.read_text()
-        assert "did not end" not in page.read_text()
+        run(folder, writing_bench(folder))
+        assert "Speed as a share" in page(folder)
+        assert "did not end" not in page(folder)
         failing = replace(python("bench", "raise SystemExit(1)"), target=folder / BENCH)
-        assert run(folder, page, failing, gpu="another GPU", seconds=seconds) == [status]
-        assert "Speed as a share" not in page.read_text()
+        assert run(folder, failing, gpu="another GPU", seconds=seconds) == [status]
+        assert "Speed as a share" not in page(folder)
     folder = tmp_path / "late"
-    assert run(folder, page, writing_bench(folder, then="time.sleep(60)")) == [TIMED_OUT]
-    assert "| e4m3:channel:amax | 82% (79% to 83%) |" in page.read_text()
-    assert "did not end (out of time)" in page.read_text()
+    assert run(folder, writing_bench(folder, then="time.sleep(60)")) == [TIMED_OUT]
+    assert "| e4m3:channel:amax | 82% (79% to 83%) |" in page(folder)
+    assert "did not end (out of time)" in page(folder)
 
 
 @pytest.mark.parametrize(("capability", "lacks"), [((8, 0), True), ((8, 6), True), ((8, 9), False), ((9, 0), False)])
 def test_fp8_products_are_skipped_on_a_gpu_that_has_none(
-    tmp_path: Path, page: Path, capability: tuple[int, int], lacks: bool
+    tmp_path: Path, capability: tuple[int, int], lacks: bool
 ) -> None:
     by_name = {part.name: part for part in measure_gpu.parts(tmp_path, capability)}
     assert bool(by_name["fp8-executed"].lacks) == lacks
     assert not by_name["fp8-emulated"].lacks
     if lacks:
-        assert run(tmp_path / "results", page, by_name["fp8-executed"]) == [SKIPPED]
-        assert "FP8 products need 8.9 or later" in page.read_text()
+        assert run(tmp_path / "results", by_name["fp8-executed"]) == [SKIPPED]
+        assert "FP8 products need 8.9 or later" in page(tmp_path / "results")
 
 
-def test_a_trial_that_finished_earlier_trains_again(tmp_path: Path, page: Path) -> None:
+def test_a_trial_that_finished_earlier_trains_again(tmp_path: Path) -> None:
     """The store of a part that trains is deleted first, since `fewbits train` does nothing if the result exists.
 
     The command in this test also trains only if its result does not exist.
@@ -186,7 +175,7 @@ def test_a_trial_that_finished_earlier_trains_again(tmp_path: Path, page: Path) 
     )
     part = replace(python("trial", code), target=store)
     for _ in range(2):
-        (result,) = measure([part], tmp_path / "results", GPU, COMMIT, page=page, again=True)
+        (result,) = measure([part], tmp_path / "results", GPU, COMMIT, again=True)
         assert result.tail == ("trained",)
 
 
@@ -204,7 +193,7 @@ def test_parts_write_where_their_results_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["memcheck", "racecheck"])
 def test_errors_that_a_sanitizer_reports_are_a_failure(
-    tmp_path: Path, page: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """A part fails if the sanitizer reports errors although the tests pass.
 
@@ -220,24 +209,15 @@ def test_errors_that_a_sanitizer_reports_are_a_failure(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     part = next(part for part in measure_gpu.parts(tmp_path) if part.name == name)
     assert part.lacks == ""
-    assert run(tmp_path / "results", page, part) == [FAILED]
+    assert run(tmp_path / "results", part) == [FAILED]
 
 
-def test_the_page_shows_the_line_that_a_part_names(tmp_path: Path, page: Path) -> None:
+def test_the_page_shows_the_line_that_a_part_names(tmp_path: Path) -> None:
     part = python("trial", "print('step 1  9 tokens/s'); print('\\x1b[31mstep 2\\x1b[0m  8 tokens/s'); print('done')")
-    run(tmp_path, page, replace(part, shows="tokens/s"))
-    assert "| step 2  8 tokens/s |" in page.read_text()
-    run(tmp_path, page, replace(part, shows="no such text"), again=True)
-    assert "| done |" in page.read_text()
-
-
-def test_the_page_has_a_place_for_results(tmp_path: Path) -> None:
-    text = measure_gpu.PAGE.read_text()
-    assert text.index(BEGIN) < text.index(END)
-    empty = tmp_path / "empty.md"
-    empty.write_text("# Kernels\n")
-    with pytest.raises(ValueError, match="are missing"):
-        measure_gpu.write_page(empty, tmp_path)
+    run(tmp_path, replace(part, shows="tokens/s"))
+    assert "| step 2  8 tokens/s |" in page(tmp_path)
+    run(tmp_path, replace(part, shows="no such text"), again=True)
+    assert "| done |" in page(tmp_path)
 
 
 @pytest.mark.skipif(cuda.complaint() is None, reason="this machine has a GPU")
