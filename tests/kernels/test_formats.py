@@ -1,4 +1,4 @@
-"""Compare formats with ml_dtypes, numpy, torch and gfloat: all codes of a format if it has at most 16 bits."""
+"""Compare formats with ml_dtypes, numpy and torch: all codes of a format if it has at most 16 bits."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from fractions import Fraction
 from itertools import pairwise, product
 from typing import Any
 
-import gfloat
-import gfloat.formats as gf
 import ml_dtypes
 import numpy as np
 import pytest
@@ -41,17 +39,8 @@ TORCH = [
     ("fp16", torch.float16),
     ("fp32", torch.float32),
 ]
-GFLOAT = [
-    ("e4m3", gf.format_info_ocp_e4m3),
-    ("e5m2", gf.format_info_ocp_e5m2),
-    ("e2m1", gf.format_info_ocp_e2m1),
-    ("e3m2", gf.format_info_ocp_e3m2),
-    ("e2m3", gf.format_info_ocp_e2m3),
-    ("e8m0", gf.format_info_ocp_e8m0),
-    ("bf16", gf.format_info_bfloat16),
-    ("fp16", gf.format_info_binary16),
-    ("fp32", gf.format_info_binary32),
-]
+
+
 NAMES = [f"e{e}m{m}{suffix}" for e, m, suffix in product(range(1, 9), range(1, 22), ("", "fn", "ieee", "finite"))]
 
 
@@ -119,14 +108,6 @@ def test_facts_equal_torch_finfo(name: str, dtype: torch.dtype) -> None:
     assert (f.bits, f.max, f.min_normal) == (info.bits, info.max, info.smallest_normal)
 
 
-@pytest.mark.parametrize(("name", "info"), GFLOAT)
-def test_facts_equal_gfloat_tables(name: str, info: gfloat.FormatInfo) -> None:
-    f = Format.parse(name)
-    assert (f.bits, f.mantissa_bits, f.bias, f.signed) == (info.k, info.precision - 1, info.bias, info.is_signed)
-    assert (f.emax, f.max, f.min_subnormal) == (info.emax, info.max, info.smallest)
-    assert (f.has_nan, f.has_inf) == (info.num_nans > 0, info.num_posinfs > 0)
-
-
 # Values
 
 
@@ -142,11 +123,6 @@ def test_every_code_means_what_torch_says(name: str, dtype: torch.dtype) -> None
     f = Format.parse(name)
     codes = torch.from_numpy(np.arange(2**f.bits).astype(unsigned_dtype(f)))
     same(f.values(), codes.view(dtype).to(torch.float64).numpy())
-
-
-@pytest.mark.parametrize(("name", "info"), [(name, info) for name, info in GFLOAT if info.k <= 8])
-def test_every_code_means_what_gfloat_says(name: str, info: gfloat.FormatInfo) -> None:
-    same(Format.parse(name).values(), np.array([gfloat.decode_float(info, code).fval for code in range(2**info.k)]))
 
 
 @pytest.mark.parametrize("f", SMALL, ids=str)
