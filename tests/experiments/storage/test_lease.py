@@ -211,16 +211,6 @@ def test_silence_is_counted_by_the_clock_of_the_file_system(tmp_path: Path, monk
         assert holder(tmp_path) is None
 
 
-def test_a_holder_says_every_few_seconds_that_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "HEARTBEAT", 0.02)
-    with leased(tmp_path):
-        os.utime(tmp_path / lease.NAME, (1.0, 1.0))
-        give_up = time.monotonic() + 60
-        while (tmp_path / lease.NAME).stat().st_mtime < 2:
-            assert time.monotonic() < give_up
-            time.sleep(0.01)
-
-
 def test_a_file_system_that_is_away_for_a_moment_ends_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     utime, refused = os.utime, threading.Event()
 
