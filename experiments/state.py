@@ -78,7 +78,7 @@ def set_up(trial: Trial, device: torch.device, ranks: int = 1) -> State:
         penalty = Penalties(quantization).take
     if trial.training.recompute:
         recompute_blocks(model)
-    partition = adam_mini_partition(on_meta(trial.model))
+    partition = adam_mini_partition(on_meta(trial.model), trial.optimizer.kind)
     optimizer = make_optimizer(model, trial.optimizer, partition=partition)
     policy = Policy(trial.precision, model, optimizer, seed=trial.seed_for(UPDATES), steps=trial.training.steps)
     return State(model, optimizer, quantization, policy, penalty)

@@ -172,7 +172,7 @@ class Step:
         """Build the model. recipe: None for plain BF16. optimizer: adamw, adam-mini. batch: [sequences, length + 1]."""
         self.model = build(config, seed=0, device=batch.device)
         self.quantization: Quantization | None = None if recipe is None else quantize(self.model, recipe)
-        partition = adam_mini_partition(self.model) if optimizer == "adam-mini" else None
+        partition = None if optimizer == "adamw" else adam_mini_partition(self.model, optimizer)
         self.optimizer = make_optimizer(self.model, OptimizerConfig(kind=optimizer), partition=partition)
         self.inputs, self.targets = batch[:, :-1], batch[:, 1:]
         self.number = 0

@@ -216,7 +216,7 @@ def _states(trial: Trial, own: dict[str, int]) -> int:
     """Return the bytes of the optimizer's moments. own: this rank's bytes of each parameter."""
     if trial.optimizer.kind == "adamw":
         return 2 * sum(own.values())
-    partition = adam_mini_partition(on_meta(trial.model))
+    partition = adam_mini_partition(on_meta(trial.model), trial.optimizer.kind)
     second = 0
     for name, size in own.items():
         parts = partition.get(name, "tensor")

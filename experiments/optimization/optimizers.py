@@ -32,7 +32,7 @@ from fewbits.models.runtime import UntracedOptimizer
 
 BITS = "bit_scale"
 RECURRENCE = ("A_log", "D", "dt_bias")  # Mamba-2's parameters that count as vectors, whatever their shape
-KINDS = ("adamw", "adam-mini")
+KINDS = ("adamw", "adam-mini", "adam-mini-1.0")
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class UpdateEffect:
         device = next(model.parameters()).device
         states = checkpoints.unflatten(checkpoint.tensors(device, under="optimizer."), checkpoint.state["optimizer"])
         self._states = {name: state for name, state in states.items() if not name.endswith(_WIDTHS)}
-        self._partition = adam_mini_partition(on_meta(parent.model))
+        self._partition = adam_mini_partition(on_meta(parent.model), parent.optimizer.kind)
         self._step = min(checkpoint.step, parent.training.steps - 1)
 
     @property

@@ -11,10 +11,11 @@ from fewbits.models.networks.registry import on_meta
 from tests.messages import naming
 
 
+@pytest.mark.parametrize("kind", ["adam-mini", "adam-mini-1.0"])
 @pytest.mark.parametrize("name", MODELS)
-def test_groups_of_rows_cover_each_parameter_once(name: str) -> None:
+def test_groups_of_rows_cover_each_parameter_once(name: str, kind: str) -> None:
     model = on_meta(MODELS[name])
-    partition = adam_mini_partition(model)
+    partition = adam_mini_partition(model, kind)
     assert list(partition) == [name for name, _ in model.named_parameters()]
     for name, parameter in model.named_parameters():
         groups = partition[name]
@@ -22,8 +23,9 @@ def test_groups_of_rows_cover_each_parameter_once(name: str) -> None:
 
 
 def test_a_fused_qkv_has_queries_and_keys_by_head_and_values_by_neuron() -> None:
-    partition = adam_mini_partition(on_meta(MODELS["nvfp4-1.2b"]))
-    assert partition["blocks.0.attention.qkv.weight"] == (128,) * (16 + 8) + (1,) * (8 * 128)
+    model, name = on_meta(MODELS["nvfp4-1.2b"]), "blocks.0.attention.qkv.weight"
+    assert adam_mini_partition(model)[name] == (128,) * (16 + 8) + (1,) * (8 * 128)
+    assert adam_mini_partition(model, "adam-mini-1.0")[name] == (128,) * (16 + 8) + (8 * 128,)
 
 
 def test_separate_queries_and_keys_go_by_head_and_the_other_linear_layers_by_neuron() -> None:
@@ -42,18 +44,29 @@ def test_separate_queries_and_keys_go_by_head_and_the_other_linear_layers_by_neu
     }
 
 
-def test_embeddings_and_head_go_by_element() -> None:
-    assert adam_mini_partition(on_meta(MODELS["llama2-nano"]))["head.weight"] == "element"
+def test_embeddings_and_head_go_by_row_and_earlier_by_element() -> None:
+    model = on_meta(MODELS["llama2-nano"])
+    assert adam_mini_partition(model)["head.weight"] == (1,) * 256
+    assert adam_mini_partition(model, "adam-mini-1.0")["head.weight"] == "element"
+    model = on_meta(MODELS["gpt2-nano"])
     for name in ("embed.weight", "positions.weight"):
-        assert adam_mini_partition(on_meta(MODELS["gpt2-nano"]))[name] == "element"
+        assert set(adam_mini_partition(model)[name]) == {1}
+        assert adam_mini_partition(model, "adam-mini-1.0")[name] == "element"
+
+
+def test_earlier_values_outputs_mlp_and_biases_go_by_tensor() -> None:
+    partition = adam_mini_partition(on_meta(MODELS["gpt2-nano"]), "adam-mini-1.0")
+    block = {name: groups for name, groups in partition.items() if ".0." in name}
+    assert {name for name, groups in block.items() if groups != "tensor"} == {"blocks.0.attention.qkv.weight"}
 
 
 def test_mambas_linear_layers_go_by_neuron_and_the_rest_of_it_by_tensor() -> None:
     partition = adam_mini_partition(on_meta(MODELS["hybrid-nano"]))
     mamba = {name.rpartition("blocks.0.mamba.")[2]: g for name, g in partition.items() if ".0.mamba." in name}
-    rows = {name: groups for name, groups in mamba.items() if groups != "tensor"}
+    rows = {name: groups for name, groups in mamba.items() if not isinstance(groups, str)}
     assert rows == {"in_proj.weight": (1,) * 1160, "out_proj.weight": (1,) * 256}
-    assert mamba.keys() - rows.keys() == {"conv_weight", "conv_bias", "A_log", "dt_bias", "D", "norm_weight"}
+    assert {name for name, groups in mamba.items() if groups == "element"} == {"conv_bias", "dt_bias"}
+    assert {name for name, groups in mamba.items() if groups == "tensor"} == {"conv_weight", "A_log", "D", "norm_weight"}
 
 
 def test_a_foreign_llama_is_partitioned_like_ours() -> None:
@@ -75,9 +88,9 @@ def test_a_module_without_attention_goes_by_neuron() -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5))
     assert adam_mini_partition(model) == {
         "0.weight": (1,) * 5,
-        "0.bias": "tensor",
+        "0.bias": "element",
         "1.weight": "tensor",
-        "1.bias": "tensor",
+        "1.bias": "element",
     }
 
 

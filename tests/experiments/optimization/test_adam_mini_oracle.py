@@ -1,0 +1,128 @@
+"""Compare 20 steps of Adam-mini on two models with the package `adam-mini` 1.1.1, and of its older rules with a loop."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import adam_mini
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fewbits.experiments.optimization.optimizers import OptimizerConfig, make_optimizer
+from fewbits.models.networks.decoder import Decoder
+from fewbits.models.networks.partition import adam_mini_partition
+from fewbits.models.networks.presets import MODELS
+from fewbits.models.networks.registry import build
+
+STEPS, LR, BETAS, EPS, DECAY = 20, 3e-3, (0.9, 0.95), 1e-8, 0.1
+THEIR_NAMES = {  # by part of our name, a name by which the package recognises the parameter
+    "attention.q.": "wq.",
+    "attention.k.": "wk.",
+    "attention.v.": "wv.",
+    "attention.out.": "wo.",
+    "ffn.": "feed_forward.",
+    "positions.": "position_embeddings.",
+    "head.": "output.",
+}
+
+
+def named_parts(model: Decoder) -> Iterator[tuple[str, str, slice]]:
+    """Yield (our name, the package's name, rows) of all parts that the package regards as parameters.
+
+    The package has no rule for fused queries, keys and values, so these are three parts there.
+    """
+    config = model.config
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    for name, parameter in model.named_parameters():
+        theirs = name
+        for ours, other in THEIR_NAMES.items():
+            theirs = theirs.replace(ours, other)
+        if ".qkv." in name:
+            bounds = (0, queries, queries + keys, queries + 2 * keys)
+            for letter, first, last in zip("qkv", bounds, bounds[1:], strict=False):
+                yield name, theirs.replace("attention.qkv", f"w{letter}"), slice(first, last)
+        else:
+            yield name, theirs, slice(0, len(parameter))
+
+
+def small(name: str) -> Decoder:
+    return build(replace(MODELS[name], layers=2, vocab=64), seed=0, device="cpu", compute_dtype=torch.float32)
+
+
+def train(model: Decoder, step: Callable[[], object]) -> None:
+    """Make 20 updates with the gradients of random batches."""
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(STEPS):
+        tokens = torch.randint(64, (2, 33), generator=generator)
+        model.zero_grad()
+        model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+        step()
+
+
+def ours(name: str, kind: str) -> Decoder:
+    model = small(name)
+    config = OptimizerConfig(kind=kind, lr=LR, beta1=BETAS[0], beta2=BETAS[1], eps=EPS, weight_decay=DECAY)
+    train(model, make_optimizer(model, config, partition=adam_mini_partition(model, kind)).step)
+    return model
+
+
+def assert_close(got: Decoder, expected: Decoder, atol: float = 1e-6) -> None:
+    for (name, one), other in zip(got.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("name", ["gpt2-nano", "llama2-nano"])
+def test_twenty_steps_equal_those_of_the_package(name: str) -> None:
+    model = small(name)
+    parts = [
+        (own, rows, theirs, nn.Parameter(model.get_parameter(own).detach()[rows]))  # shares memory with our parameter
+        for own, theirs, rows in named_parts(model)
+    ]
+    config = model.config
+    optimizer = adam_mini.Adam_mini(
+        [(theirs, part) for _, _, theirs, part in parts],
+        lr=LR,
+        betas=BETAS,
+        eps=EPS,
+        weight_decay=DECAY,
+        dim=config.width,
+        n_heads=config.heads,
+        n_kv_heads=config.kv_heads,
+        verbose=False,
+    )
+
+    def step() -> None:
+        for own, rows, _, part in parts:
+            gradient = model.get_parameter(own).grad
+            assert gradient is not None
+            part.grad = gradient[rows]
+        optimizer.step()
+
+    train(model, step)
+    assert_close(ours(name, "adam-mini"), model)
+
+
+@pytest.mark.parametrize("name", ["gpt2-nano", "llama2-nano"])
+def test_twenty_steps_of_the_older_rules_equal_a_plain_loop(name: str) -> None:
+    model = small(name)
+    beta1, beta2 = BETAS
+    states: dict[str, list[Tensor]] = {}
+
+    def step() -> None:
+        with torch.no_grad():
+            for own, theirs, rows in named_parts(model):
+                parameter, gradient = model.get_parameter(own)[rows], model.get_parameter(own).grad
+                assert gradient is not None
+                g = gradient[rows]
+                heads = g.unflatten(0, (-1, model.config.head_dim)) if "wq" in theirs or "wk" in theirs else g[None]
+                v = heads.flatten(1).square().mean(1).repeat_interleave(heads.shape[1]).view(-1, *[1] * (g.ndim - 1))
+                if "embed" in theirs or "output" in theirs:
+                    v = g.square()
+                m_, v_, t = states.get(theirs, [torch.zeros_like(g), torch.zeros_like(v), torch.zeros(())])
+                states[theirs] = m, v, t = [beta1 * m_ + (1 - beta1) * g, beta2 * v_ + (1 - beta2) * v, t + 1]
+                decay = DECAY if g.ndim > 1 else 0.0
+                update = m / (1 - beta1**t) / ((v / (1 - beta2**t)).sqrt() + EPS)
+                parameter.mul_(1 - LR * decay).sub_(LR * update)
+
+    train(model, step)
+    assert_close(ours(name, "adam-mini-1.0"), model, atol=5e-6)  # rounded in another order, which training amplifies
