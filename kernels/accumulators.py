@@ -23,17 +23,18 @@ from fewbits.kernels.formats import TABLE
 from fewbits.kernels.layers.library import is_compiled
 from fewbits.kernels.reference import accumulators as reference
 
-Kind = Literal["format", "fused", "grouped"]
+Kind = Literal["format", "fused", "grouped", "integer"]
 
 
 @dataclass(frozen=True, slots=True)
 class Accumulator:
-    """A rule for computing a sum of K products. The field `kind` has one of three values.
+    """A rule for computing a sum of K products. The field `kind` has one of four values.
 
     format: one product after the other is added, and each sum is rounded to nearest in the format `kept`.
     fused: `length` products and the sum so far are aligned to one exponent, truncated, and added at once.
     grouped: like fused, but each term is the exact sum of 16 products (a group), times the scales that the two operands
         have for the group.
+    integer: products of integers are added in 32 bits, exactly; the sum is then multiplied by the operands' scales.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Accumulator:
 
     @property
     def kept_bits(self) -> int:
+        """The number of fraction bits of the sum."""
         return TABLE["fp32"].mantissa_bits if self.kept == "fp32" else int(self.kept.partition("m")[2])
 
 
@@ -59,6 +61,7 @@ _ROWS = (
     Accumulator("hopper-bf16", "BF16 and FP16 tensor cores of Hopper", "fused", "fp32", 16, 25),
     Accumulator("blackwell-fp8", "FP8 and MXFP8 tensor cores of Blackwell", "fused", "fp32", 32, 25),
     Accumulator("blackwell-fp4", "MXFP4 and NVFP4 tensor cores of Blackwell", "grouped", "fp32", 64, 35),
+    Accumulator("int32", "INT8 tensor cores: integers, summed in 32 bits", "integer", "int32"),
 )
 # fmt: on
 ACCUMULATORS: Final[Mapping[str, Accumulator]] = MappingProxyType({row.name: row for row in _ROWS})
@@ -82,8 +85,11 @@ def product(a: Tensor, b: Tensor, accumulator: str, *, scales: tuple[Tensor, Ten
     Valid dtypes of a and b are float8_e4m3fn, float8_e5m2, float16 and bfloat16, and also float32 if the accumulator is
     `fp32`, `fp16` or `bf16`. For `blackwell-fp4`, a and b may have any dtype, but must contain only values of E2M1.
 
-    scales: only for `blackwell-fp4`: a tensor [M, K / B] with the block scales of a, and a tensor [K / B, N] with those
-        of b, in float8_e4m3fn or float8_e8m0fnu, for blocks of B = 16 or 32 elements along K; None: all scales are 1.
+    `int32` takes int8.
+
+    scales: None: all scales are 1. For `blackwell-fp4`, a tensor [M, K / B] with the block scales of a, and a tensor
+        [K / B, N] with those of b, in float8_e4m3fn or float8_e8m0fnu, for blocks of B = 16 or 32 elements along K. For
+        `int32`, float32 tensors that multiply the sums: [M, 1] or [] for a, [1, N] or [] for b.
 
     In FP16 a sum of ones stops at 2048, because 2049 is not a value of FP16:
 
@@ -101,8 +107,10 @@ def product(a: Tensor, b: Tensor, accumulator: str, *, scales: tuple[Tensor, Ten
         raise ValueError(f"cannot multiply operands on {a.device} and {b.device}: both must be on one device")
     if chosen.kind == "grouped":
         return _grouped(a, b, chosen, scales)
+    if chosen.kind == "integer":
+        return _integer(a, b, scales)
     if scales is not None:
-        raise ValueError(f"accumulator {accumulator} takes no scales: remove scales=, or use blackwell-fp4")
+        raise ValueError(f"accumulator {accumulator} takes no scales: remove scales=, or use blackwell-fp4 or int32")
     valid = (*_EMIN, torch.float32) if chosen.kind == "format" else tuple(_EMIN)
     for operand in (a, b):
         if operand.dtype not in valid:
@@ -118,6 +126,21 @@ def product(a: Tensor, b: Tensor, accumulator: str, *, scales: tuple[Tensor, Ten
         how = chosen.length, chosen.fraction, chosen.kept_bits, chosen.promote
         return reference.fused_sum(left, right, emin, *how)
     return _run("fb_accumulate", left, right, emin, _how(chosen))
+
+
+def _integer(a: Tensor, b: Tensor, scales: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Return (a · b) · (scale of a) · (scale of b) for int8 operands; a sum beyond 32 bits wraps, as in hardware."""
+    if a.dtype != torch.int8 or b.dtype != torch.int8:
+        raise ValueError(f"accumulator int32 takes operands in int8, not {a.dtype} and {b.dtype}")
+    sums = (a.double() @ b.double()).long().int().float()  # float64 holds these sums exactly
+    for axis, scale in enumerate(scales or ()):
+        if scale.shape not in (torch.Size(()), torch.Size((len(a), 1) if axis == 0 else (1, b.shape[1]))):
+            raise ValueError(
+                f"a scale of shape {list(scale.shape)} does not fit: valid shapes are [], and [{len(a)}, 1] for the "
+                f"first operand or [1, {b.shape[1]}] for the second"
+            )
+        sums = sums * scale
+    return sums
 
 
 def _grouped(a: Tensor, b: Tensor, chosen: Accumulator, scales: tuple[Tensor, Tensor] | None) -> Tensor:

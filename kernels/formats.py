@@ -221,6 +221,8 @@ _ROWS = (
     Format("e3m2", 3,  2,   3, "none"),
     Format("e2m3", 2,  3,   1, "none"),
     Format("e3m4", 3,  4,   3, "ieee"),
+    Format("int8", 1,  6,   1, "none"),  # integers −127 to 127 in units of 2^-6, as in OCP's MXINT8; −128 is not used
+    Format("int4", 1,  2,   1, "none"),  # integers −7 to 7 in units of 2^-2
     Format("e8m0", 8,  0, 127, "nan", signed=False),  # holds scales: powers of two
     Format("ue5m3",5,  3,  15, "nan", signed=False),  # for scales; only 0xFF is NaN, as in CUDA's __nv_fp8_ue5m3
     Format("bf16", 8,  7, 127, "ieee"),
@@ -242,12 +244,18 @@ _SUGGESTIONS: Final[Mapping[str, str]] = MappingProxyType(  # names that users m
         "mxfp6": "e3m2:1x32:mx",
         "mxfp4": "e2m1:1x32:mx",
         "nvfp4": "e2m1:1x16:nvfp4",
+        "mxint8": "int8:1x32:mx",
+        "nvint4": "int4:1x16:nvfp4",
         "float8_e4m3fn": "e4m3",
         "float8_e5m2": "e5m2",
         "float4_e2m1fn_x2": "e2m1",
     }
 )
-_BY_FACTS = {(row.exponent_bits, row.mantissa_bits, row.specials): row for row in _ROWS if row.signed}
+_BY_FACTS = {
+    (row.exponent_bits, row.mantissa_bits, row.specials): row
+    for row in _ROWS
+    if row.signed and not row.name.startswith("int")
+}
 _SUFFIXES: dict[str, Specials] = {"fn": "nan", "ieee": "ieee", "finite": "none"}
 _SUFFIX_OF = {specials: suffix for suffix, specials in _SUFFIXES.items()}
 

@@ -38,9 +38,9 @@ from fewbits.models.quantized_linear import QuantizedLinear, StepContext
 SIDE = 64  # the largest number of rows of x and of w that are used; the product then has 64·64 = 4,096 elements
 # The dtype to which the operands of an accumulator are rounded; all accumulators that are not listed here: E4M3.
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "hopper-bf16": torch.bfloat16, "fp32": torch.bfloat16}
-# FP4 accumulators (kind `grouped`) are not valid: they need the scales of the operands' blocks, which a quantized layer
-# does not store.
-VALID = tuple(name for name, row in ACCUMULATORS.items() if row.kind != "grouped")
+# Accumulators of FP4 (kind `grouped`) and of integers need the scales of the operands, which a quantized layer does not
+# store.
+VALID = tuple(name for name, row in ACCUMULATORS.items() if row.kind in ("format", "fused"))
 
 
 class GradientErrors:

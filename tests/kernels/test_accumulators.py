@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fewbits import product
+from fewbits import fake_quantize, product
 from fewbits.kernels import accumulators
 from fewbits.kernels.accumulators import ACCUMULATORS, GROUP, Accumulator
 from fewbits.kernels.formats import TABLE, Format
@@ -236,13 +236,36 @@ def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
 
 @pytest.mark.parametrize("name", ACCUMULATORS)
 def test_empty_operands_give_zeros(name: str) -> None:
-    a, b = torch.zeros(2, 0, dtype=torch.bfloat16), torch.zeros(0, 3, dtype=torch.bfloat16)
+    dtype = torch.int8 if name == "int32" else torch.bfloat16
+    a, b = torch.zeros(2, 0, dtype=dtype), torch.zeros(0, 3, dtype=dtype)
     assert torch.equal(product(a, b, name), torch.zeros(2, 3))
     assert product(a[:0], b, name).shape == (0, 3)
 
 
+def test_integers_are_summed_in_32_bits_and_then_scaled() -> None:
+    """Check INT8 × INT8 → INT32 → scales against torch's integer product and the product of quantized operands."""
+    torch.manual_seed(0)
+    x, w = torch.randn(5, 300), torch.randn(300, 7)
+    of_x, of_w = x.abs().amax(1, keepdim=True) / 127, w.abs().amax(0, keepdim=True) / 127
+    a, b = (x / of_x).round().to(torch.int8), (w / of_w).round().to(torch.int8)
+    sums = product(a, b, "int32")
+    assert torch.equal(sums, (a.int() @ b.int()).float())
+    assert torch.equal(product(a, b, "int32", scales=(of_x, of_w)), sums * of_x * of_w)
+    quantized = fake_quantize(x, "int8:channel:amax"), fake_quantize(w, "int8:channel:amax", axis=0)
+    torch.testing.assert_close(sums * of_x * of_w, quantized[0] @ quantized[1], rtol=1e-4, atol=1e-4)
+
+
+def test_an_integer_sum_beyond_32_bits_wraps() -> None:
+    a, b = torch.full((1, 140_000), 127, dtype=torch.int8), torch.full((140_000, 1), 127, dtype=torch.int8)
+    assert product(a, b, "int32").item() == torch.tensor(140_000 * 127 * 127 - 2**32).float()
+
+
 def test_wrong_operands_are_named() -> None:
     x = torch.ones(2, 2)
+    with pytest.raises(ValueError, match=r"int8.*float32"):
+        product(x, x, "int32")
+    with pytest.raises(ValueError, match=r"\[3\].*\[2, 1\]"):
+        product(x.to(torch.int8), x.to(torch.int8), "int32", scales=(torch.ones(3), torch.ones(1)))
     with pytest.raises(ValueError, match=r"hopper-fp9.*hopper-fp8"):
         product(x, x, "hopper-fp9")
     with pytest.raises(ValueError, match=r"float32.*float8_e4m3fn"):

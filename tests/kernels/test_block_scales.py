@@ -234,3 +234,19 @@ def test_the_ends_of_float32_stay_finite_turned_too(size: float) -> None:
     y = fake_quantize(x, text, seed=1)
     assert y.isfinite().all()
     assert torch.equal(y.signbit(), reference.rotate(x, Quantizer.parse(text), -1).signbit())
+
+
+# INT8
+
+
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_int8_rounds_like_torchs_integers_without_a_zero_point(stochastic: bool) -> None:
+    x = torch.randn(40, 100, generator=torch.Generator().manual_seed(0))
+    scales = x.abs().amax(1) / 127
+    if stochastic:
+        mean = torch.stack([fake_quantize(x, "int8:channel:amax:stochastic", seed=seed) for seed in range(400)]).mean(0)
+        assert ((mean - x).abs() < scales[:, None] * 5 * 0.5 / 400**0.5).all()
+        return
+    zeros = torch.zeros(40, dtype=torch.int32)
+    theirs = torch.fake_quantize_per_channel_affine(x, scales, zeros, 0, -127, 127)
+    torch.testing.assert_close(fake_quantize(x, "int8:channel:amax"), theirs, rtol=1e-6, atol=0)

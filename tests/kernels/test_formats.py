@@ -291,7 +291,7 @@ def test_a_bare_name_is_finite_below_8_bits_and_ieee_from_8_on() -> None:
     assert all(f.specials == ("none" if f.bits < 8 else "ieee") for f in bare)
 
 
-@pytest.mark.parametrize("name", ["", "fp8", "E4M3", "e4", "e0m3", "e4m0", "e4m3fnuz", "e4m3 ", "int8"])
+@pytest.mark.parametrize("name", ["", "fp8", "E4M3", "e4", "e0m3", "e4m0", "e4m3fnuz", "e4m3 ", "int6"])
 def test_an_unknown_name_is_told_the_valid_ones(name: str) -> None:
     with pytest.raises(ValueError, match=naming(repr(name), "e4m3, e5m2, e2m1", "1 ≤ X ≤ 8")):
         Format.parse(name)
@@ -317,3 +317,14 @@ def test_unknown_specials_are_refused() -> None:
 def test_specs_import_nothing_heavy() -> None:
     code = "import sys, fewbits.kernels.quantizer; print({'torch', 'numpy'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+@pytest.mark.parametrize(("name", "largest", "unit"), [("int8", 127, 2**-6), ("int4", 7, 2**-2)])
+def test_integers_have_all_multiples_of_their_unit_and_no_lowest_one(name: str, largest: int, unit: float) -> None:
+    values = set(Format.parse(name).values())
+    assert values == {n * unit for n in range(-largest, largest + 1)}
+
+
+def test_int8_has_the_values_of_ocps_mxint8() -> None:
+    theirs = {gfloat.decode_float(gf.format_info_ocp_int8, code).fval for code in range(256)}
+    assert set(Format.parse("int8").values()) == theirs - {-2.0}

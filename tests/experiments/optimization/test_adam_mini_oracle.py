@@ -1,4 +1,4 @@
-"""Compare 20 steps of Adam-mini on two models with the package `adam-mini` 1.1.1, and of its older rules with a loop."""
+"""Compare 20 steps of Adam-mini with the package `adam-mini` 1.1.1, and 20 steps of its earlier rules with a loop."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -72,6 +72,10 @@ FAMILIES = (
     "e2m1:3x5:fouroversix",
     "e2m1:channel:fouroversix",
     "e2m1:2x48:fouroversix",
+    "int8",
+    "int8:channel:amax",
+    "int8:1x32:mx",
+    "int4:1x16:nvfp4",
 )
 MS_EDEN = tuple(f"e2m1:1x16:eden:{turned}" for turned in ("rht16", "rht32:signs=none", "rht64:signs=5", "rht128"))
 VARIANTS = (

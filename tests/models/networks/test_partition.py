@@ -66,7 +66,12 @@ def test_mambas_linear_layers_go_by_neuron_and_the_rest_of_it_by_tensor() -> Non
     rows = {name: groups for name, groups in mamba.items() if not isinstance(groups, str)}
     assert rows == {"in_proj.weight": (1,) * 1160, "out_proj.weight": (1,) * 256}
     assert {name for name, groups in mamba.items() if groups == "element"} == {"conv_bias", "dt_bias"}
-    assert {name for name, groups in mamba.items() if groups == "tensor"} == {"conv_weight", "A_log", "D", "norm_weight"}
+    assert {name for name, groups in mamba.items() if groups == "tensor"} == {
+        "conv_weight",
+        "A_log",
+        "D",
+        "norm_weight",
+    }
 
 
 def test_a_foreign_llama_is_partitioned_like_ours() -> None:
