@@ -54,7 +54,7 @@ def _resolve_seed(spec: Quantizer | Mixture, seed: int) -> int:
 
 def _quantize(x: Tensor, spec: str, axis: int, seed: int) -> Tensor:
     q = Quantizer.parse(spec)
-    values, _, _ = backend_for(x.device.type).quantize(matrix(x), q, axis, _resolve_seed(q, seed))
+    values, _, _ = backend_for(x.device.type, q).quantize(matrix(x), q, axis, _resolve_seed(q, seed))
     return like(values, x)
 
 
@@ -68,13 +68,13 @@ def _quantize_out(x: Tensor, spec: str, axis: int, seed: int, out: Tensor) -> No
         out.copy_(_quantize(x, spec, axis, seed))
         return
     q = Quantizer.parse(spec)
-    backend_for(x.device.type).quantize(matrix(x), q, axis, _resolve_seed(q, seed), out=matrix(out))
+    backend_for(x.device.type, q).quantize(matrix(x), q, axis, _resolve_seed(q, seed), out=matrix(out))
 
 
 def _quantize_stats(x: Tensor, spec: str, axis: int, seed: int, per_block: bool) -> tuple[Tensor, Tensor, Tensor]:
     q, m = Quantizer.parse(spec), matrix(x)
     partition = q.block.resolve(m.shape, axis) if per_block else None
-    values, counts, amax = backend_for(x.device.type).quantize(
+    values, counts, amax = backend_for(x.device.type, q).quantize(
         m, q, axis, _resolve_seed(q, seed), want_stats=True, partition=partition
     )
     return like(values, x), counts, amax
@@ -89,7 +89,7 @@ def _quantize_stats_out(
         return counts, amax
     q, m = Quantizer.parse(spec), matrix(x)
     partition = q.block.resolve(m.shape, axis) if per_block else None
-    _, counts, amax = backend_for(x.device.type).quantize(
+    _, counts, amax = backend_for(x.device.type, q).quantize(
         m, q, axis, _resolve_seed(q, seed), out=matrix(out), want_stats=True, partition=partition
     )
     return counts, amax
@@ -107,7 +107,7 @@ def _empty_stats(x: Tensor, part: Block, axis: int) -> tuple[Tensor, Tensor]:
 
 def _quantize_both(x: Tensor, row: str, column: str, row_seed: int, column_seed: int) -> tuple[Tensor, Tensor]:
     r, c = Quantizer.parse(row), Quantizer.parse(column)
-    along, down = backend_for(x.device.type).quantize_both(
+    along, down = backend_for(x.device.type, r, c).quantize_both(
         matrix(x), r, c, _resolve_seed(r, row_seed), _resolve_seed(c, column_seed)
     )
     return like(along, x), like(down, x)
@@ -121,7 +121,7 @@ def _quantize_both_out(
             out.copy_(values)
         return
     r, c = Quantizer.parse(row), Quantizer.parse(column)
-    backend_for(x.device.type).quantize_both(
+    backend_for(x.device.type, r, c).quantize_both(
         *(matrix(x), r, c, _resolve_seed(r, row_seed), _resolve_seed(c, column_seed)), out=(matrix(along), matrix(down))
     )
 
@@ -129,7 +129,7 @@ def _quantize_both_out(
 def _mix(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     mixture = Mixture.parse(spec)
     values, choice, counts, amax = mix_matrix(
-        backend_for(x.device.type), matrix(x), mixture, axis, _resolve_seed(mixture, seed)
+        backend_for(x.device.type, *mixture.quantizers), matrix(x), mixture, axis, _resolve_seed(mixture, seed)
     )
     return like(values, x), choice, counts, amax
 
@@ -140,7 +140,7 @@ def _mix_out(x: Tensor, spec: str, axis: int, seed: int, out: Tensor) -> tuple[T
         out.copy_(values)
         return others[0], others[1], others[2]
     mixture = Mixture.parse(spec)
-    backend, seed = backend_for(x.device.type), _resolve_seed(mixture, seed)
+    backend, seed = backend_for(x.device.type, *mixture.quantizers), _resolve_seed(mixture, seed)
     return mix_matrix(backend, matrix(x), mixture, axis, seed, out=matrix(out))[1:]
 
 
@@ -231,6 +231,7 @@ torch.library.register_autograd("fewbits::quantize_both", _both_backward, setup_
 
 def _encode(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     q = Quantizer.parse(spec)
+    layout(q, axis, *_shape(x))  # raises ValueError if there is no packed storage
     return backend_for(x.device.type).encode(matrix(x), q, axis, _resolve_seed(q, seed))
 
 

@@ -19,6 +19,8 @@ def layout(q: Quantizer, axis: int, rows: int, cols: int) -> Layout:
     If q has no block scales or no group scales, their shape has no elements. A group is the set of blocks that share a
     second-level value, the group scale (`Quantizer.group`).
     """
+    if q.traits.kind == "affine":
+        raise ValueError(f"{q}: values with zero points have no packed storage: use another scaling, such as amax")
     grid = (0, 0) if q.scaling == "none" else parts_of((rows, cols), q.block.resolve((rows, cols), axis))
     scale = torch.float32 if q.traits.kind == "float" else torch.uint8
     return ((rows, q.format.row_bytes(cols)), torch.uint8), (grid, scale), ((q.groups(grid, axis),), torch.float32)

@@ -15,12 +15,12 @@ from typing import Final, Literal, get_args
 
 from fewbits.kernels.formats import TABLE, Format
 
-Kind = Literal["none", "float", "mantissa", "power", "two-level"]
+Kind = Literal["none", "float", "mantissa", "power", "two-level", "affine"]
 ScaleRounding = Literal["nearest", "up", "floor", "stochastic"]
 Rounding = Literal["nearest", "stochastic"]
 Group = Literal["tensor", "row"]
 
-# csrc/scale.h numbers kinds and roundings in this order.
+# csrc/scale.h numbers kinds and roundings in this order; only the reference implements the last kind.
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 SCALE_ROUNDINGS: Final[tuple[ScaleRounding, ...]] = get_args(ScaleRounding)
 ROUNDINGS: Final[tuple[Rounding, ...]] = get_args(Rounding)
@@ -36,6 +36,7 @@ _OF_KIND: Final[dict[Kind, tuple[Format | None, tuple[ScaleRounding, ...]]]] = {
     "mantissa": (_E8M0, ("up",)),
     "power": (_E8M0, ("up", "floor")),
     "two-level": (None, ("nearest", "stochastic")),
+    "affine": (_FP32, ("nearest",)),
 }
 
 
@@ -45,7 +46,7 @@ class Scaling:
 
     kind: the arithmetic. `none`: no scales; `float`: a float32 per block; `mantissa`: powers of two times a mantissa
         that the blocks of a group share; `power`: powers of two; `two-level`: a block scale in a narrow format times a
-        float32 for the tensor.
+        float32 for the tensor; `affine`: a float32 and an integer zero point per block.
     stored: the format in which a block's scale is stored.
     rounding: how the exact scale of a block is rounded to the stored scale. `up`: nothing saturates; `floor`:
         OCP MX's rule; `stochastic`: MS-EDEN, which first corrects the scale for the rounding of the block's elements.
@@ -123,6 +124,7 @@ _ROWS = (
     Scaling("gam", "mantissa", _E8M0, "up", groups=GROUPS),  # MoR, algorithm 1
     Scaling("e8m0", "power", _E8M0, "up"),
     Scaling("mx", "power", _E8M0, "floor"),  # OCP MX v1.0
+    Scaling("affine", "affine", _FP32, formats=("int8", "int4"), because="its zero points are integers"),
     Scaling("nvfp4", "two-level", _E4M3, groups=("tensor",), target=_E4M3.max),
     Scaling("ue5m3", "two-level", _UE5M3, groups=("tensor",), target=_E4M3.max),  # arXiv 2609.02846
     Scaling(  # Four Over Six, arXiv 2512.02010

@@ -12,6 +12,7 @@ from functools import cache
 
 from fewbits.kernels.backends import build, reference
 from fewbits.kernels.backends.protocol import Backend
+from fewbits.kernels.quantizer import Quantizer
 
 NAMES = ("reference", "cpu", "cuda")
 
@@ -19,7 +20,10 @@ NAMES = ("reference", "cpu", "cuda")
 _replacement: Backend | None = None
 
 
-def backend_for(device_type: str) -> Backend:
+def backend_for(device_type: str, *quantizers: Quantizer) -> Backend:
+    """Return the backend that computes these quantizers on this device: the reference if one is affine."""
+    if any(q.traits.kind == "affine" for q in quantizers):
+        return reference
     if _replacement is not None:
         return _replacement
     return _choose(os.environ.get("FEWBITS_BACKEND") or None, device_type)

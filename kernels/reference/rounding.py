@@ -35,6 +35,8 @@ def round_matrix(x: Tensor, q: Quantizer, axis: int, seed: int) -> Rounded:
     source = rotate(x, q, axis).float()
     amax = largest(source, q.block.resolve(x.shape, axis))
     draws = uniform(x.numel(), seed, x.device).view(x.shape) if q.rounding == "stochastic" else None
+    if q.traits.kind == "affine":
+        return affine(source, q, axis, draws)
     if q.traits.compares:
         return four_over_six(source, amax, q, axis, draws)
     if q.traits.corrects:
@@ -57,6 +59,22 @@ def round_with(scales: Scales, source: Tensor, q: Quantizer, axis: int, draws: T
     if q.traits.kind == "two-level":
         values = without_lost_blocks(values, scales, q, axis)
     return Rounded(source, scales, values.float(), overflowed)
+
+
+def affine(source: Tensor, q: Quantizer, axis: int, draws: Tensor | None) -> Rounded:
+    """Map the range of each block, which includes 0, to all integers of the format, by a step and a zero point."""
+    block, unit = q.block.resolve(source.shape, axis), q.format.min_subnormal
+    folded, largest_integer = fold(source, block), q.format.max / unit
+    low, high = folded.amin((1, 3)).clamp(max=0).double(), folded.amax((1, 3)).clamp(min=0).double()
+    step = ((high - low) / (2 * largest_integer)).float()
+    step = torch.where(step == 0, 1, torch.where(step.isfinite(), step, math.nan))
+    zero = (-largest_integer - low / step.double()).round().clamp(-largest_integer, largest_integer)
+    zero = torch.where(low == high, 0, zero)
+    scaled = source.double() / spread(step.double(), block, source.shape) + spread(zero, block, source.shape)
+    rounded = round_to_grid(scaled * unit, q.format, draws)
+    overflowed = source.isfinite() & (rounded.abs() > q.format.max)
+    values = rounded.clamp(-q.format.max, q.format.max).float()
+    return Rounded(source, Scales(step.view(torch.int32), zero.float().flatten()), values, overflowed)
 
 
 def without_lost_blocks(values: Tensor, scales: Scales, q: Quantizer, axis: int) -> Tensor:

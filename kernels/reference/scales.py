@@ -23,7 +23,7 @@ class Scales:
     """The stored scales, from which encoding and decoding both compute their factors, so that the factors agree."""
 
     codes: Tensor  # int32, one per block
-    groups: Tensor  # float32: the mantissa of each group (gam), d of README.md (two-level scalings), or empty
+    groups: Tensor  # float32: mantissas of groups (gam), d of README.md (two-level), zero points (affine), or empty
 
 
 def ideal(amax: Tensor, grid: Format) -> Tensor:
@@ -98,7 +98,7 @@ def stored_values(scales: Scales, q: Quantizer) -> Tensor:
     codes, stored = scales.codes, q.traits.stored
     if stored is None:
         return torch.ones_like(codes, dtype=torch.float32)
-    return codes.view(torch.float32) if q.traits.kind == "float" else values_of(codes, stored)
+    return codes.view(torch.float32) if q.traits.kind in ("float", "affine") else values_of(codes, stored)
 
 
 def encode_factors(scales: Scales, q: Quantizer, axis: int) -> Tensor:
@@ -130,6 +130,9 @@ def restore(values: Tensor, scales: Scales, q: Quantizer, axis: int, dtype: torc
             y = values / spread(encode_factors(scales, q, axis), block, shape)
         case "power":
             y = values * spread(stored_values(scales, q), block, shape)
+        case "affine":
+            step, zero = stored_values(scales, q), scales.groups.view_as(scales.codes)
+            y = (values / q.format.min_subnormal - spread(zero, block, shape)) * spread(step, block, shape)
         case "two-level":
             s8 = spread(stored_values(scales, q), block, shape)
             y = torch.where(s8 == 0, torch.copysign(s8, values), values * s8 * group_grid(scales, axis))

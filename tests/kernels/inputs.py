@@ -11,6 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
+from fewbits.kernels.scalings import SCALINGS
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ODD = ((1, 1), (1, 17), (64, 1), (3, 5), (16, 16), (7, 33), (33, 130), (5, 300), (300, 5), (129, 127))
 EMPTY = ((0, 5), (5, 0), (0, 0))
@@ -177,4 +179,6 @@ KINDS: dict[str, Callable[[int, int, torch.dtype, Generator], Tensor]] = {
     "bit patterns": _patterns,
     "one bad": _one_bad,
 }
+# The scalings that have compiled kernels and packed storage; only the reference computes `affine`.
+COMPILED = tuple(name for name in SCALINGS if name != "affine")
 FINITE = tuple(name for name in KINDS if name not in ("bit patterns", "one bad"))

@@ -250,3 +250,48 @@ def test_int8_rounds_like_torchs_integers_without_a_zero_point(stochastic: bool)
     zeros = torch.zeros(40, dtype=torch.int32)
     theirs = torch.fake_quantize_per_channel_affine(x, scales, zeros, 0, -127, 127)
     torch.testing.assert_close(fake_quantize(x, "int8:channel:amax"), theirs, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("shift", [0.0, 3.0, -20.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_affine_integers_are_those_of_torch_with_a_zero_point(shift: float, dtype: torch.dtype) -> None:
+    """Compare with torch, which multiplies by a reciprocal of the step, so a value at a tie may differ by a step."""
+    x = (torch.randn(40, 100, generator=torch.Generator().manual_seed(0)) + shift).to(dtype)
+    low, high = x.float().amin(1).clamp(max=0), x.float().amax(1).clamp(min=0)
+    step = (high - low) / 254
+    zero = (-127 - low / step).round().clamp(-127, 127).int()
+    theirs = torch.fake_quantize_per_channel_affine(x.float(), step, zero, 0, -127, 127)
+    ours = fake_quantize(x, "int8:channel:affine")
+    assert ours.dtype == dtype
+    assert ((ours.float() - theirs).abs() <= step[:, None] * 1.001 + theirs.abs() * 2**-8).all()
+    if dtype == torch.float32:
+        assert torch.isclose(ours, theirs, rtol=1e-5, atol=1e-6).float().mean() > 0.99
+    if shift:  # one sign: a symmetric scale wastes half of the integers
+        assert (ours - x).norm() < 0.75 * (fake_quantize(x, "int8:channel:amax") - x).norm()
+
+
+def test_affine_keeps_zeros_and_poisons_blocks_that_are_not_finite() -> None:
+    x = torch.tensor([[0.0, 5.0, 1.0], [0.0, 0.0, 0.0], [1.0, math.nan, 2.0], [1.0, 2.0, math.inf]])
+    y = fake_quantize(x, "int8:channel:affine")
+    assert y[0, 0] == 0
+    assert y[0, 1] == 5
+    assert (y[1] == 0).all()
+    assert y[2:].isnan().all()
+    assert fake_quantize(torch.empty(0, 3), "int4:1x16:affine").shape == (0, 3)
+
+
+def test_affine_rounds_stochastically_without_bias() -> None:
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0)) + 2
+    step = (x.amax() - x.amin().clamp(max=0)) / 254
+    mean = torch.stack([fake_quantize(x, "int8:tensor:affine:stochastic", seed=seed) for seed in range(400)]).mean(0)
+    inside = (
+        x - x.amax()
+    ).abs() > step  # the zero point is an integer, so the largest value may saturate by half a step
+    assert ((mean - x).abs() < step * 5 * 0.5 / 400**0.5)[inside].all()
+
+
+def test_affine_is_for_integers_and_cannot_be_packed() -> None:
+    with pytest.raises(ValueError, match="'affine' with format e4m3: valid values are int8, int4"):
+        Quantizer.parse("e4m3:channel:affine")
+    with pytest.raises(ValueError, match="packed"):
+        encode(torch.ones(2, 2), "int8:channel:affine")

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fewbits import Format, Packed, Quantizer, decode, encode, fake_quantize
-from fewbits.kernels.scalings import SCALINGS
 from tests.effort import DEEP, examples
-from tests.kernels.inputs import DTYPES, EMPTY, FINITE, KINDS, ODD, assert_same, make
+from tests.kernels.inputs import COMPILED, DTYPES, EMPTY, FINITE, KINDS, ODD, assert_same, make
 from tests.messages import naming
 
 FORMATS = ("e4m3", "e5m2", "e2m1", "e3m2", "e2m3", "e3m4", "bf16", "fp16", "e4m3ieee", "e1m1", "e2m2", "e4m7", "e8m3")
@@ -45,14 +44,14 @@ def codes_of(packed: Packed) -> Tensor:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("scaling", COMPILED)
 def test_what_decodes_is_what_the_fake_path_gives(name: str, scaling: str) -> None:
     """Check that decoding gives the bits of fake quantization, for each format and scaling and for many shapes.
 
     Blocks lie along both axes; without FEWBITS_TESTS=deep, along one axis for each format and scaling.
     """
     for i, (shape, axis) in enumerate(product(ODD, (-1, 0)), start=FORMATS.index(name)):
-        if not DEEP and (i + list(SCALINGS).index(scaling)) % 2:
+        if not DEEP and (i + COMPILED.index(scaling)) % 2:
             continue
         block = ("1x16", "16x16", "tensor", "channel", "3x5", "1x32", "128x128")[i % 7]
         name, block, variant = _allowed(name, block, scaling, VARIANTS[i % len(VARIANTS)])
@@ -81,7 +80,7 @@ blocks = st.sampled_from(["tensor", "channel", "16x16", "1x16", "32x1"]) | st.bu
     st.tuples(st.integers(1, 40), st.integers(1, 70)),
     names,
     blocks,
-    st.sampled_from([s for s in SCALINGS if s != "none"]),
+    st.sampled_from([s for s in COMPILED if s != "none"]),
     st.sampled_from(VARIANTS),
     st.sampled_from([-1, 0]),
 )

@@ -41,7 +41,7 @@ bases: st.SearchStrategy[tuple[Any, Any]] = st.one_of(
 def quantizers(draw: st.DrawFn, basis: tuple[Any, Any] | None = None) -> Quantizer:
     element = draw(formats)
     scaling = draw(st.sampled_from(tuple(SCALINGS))) if element.name != "fp32" else "none"
-    element = TABLE["e2m1"] if scaling == "fouroversix" else element
+    element = TABLE["int8"] if scaling == "affine" else TABLE["e2m1"] if SCALINGS[scaling].formats else element
     hadamard, signs = draw(bases) if basis is None else basis
     if scaling == "eden":  # fixes all other fields, and rotates whole blocks
         if hadamard is not None and hadamard >= 16:

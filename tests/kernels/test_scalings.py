@@ -60,7 +60,7 @@ def test_the_readme_lists_every_scaling_with_its_fields() -> None:
 
 
 def test_enumerations_have_the_same_order_in_cpp() -> None:
-    assert enumerators("ScalingKind") == list(KINDS)
+    assert enumerators("ScalingKind") == [kind for kind in KINDS if kind != "affine"]  # which only the reference has
     assert enumerators("ScaleRounding") == list(SCALE_ROUNDINGS)
 
 
@@ -74,7 +74,7 @@ def test_constants_have_as_many_words_as_the_structures_of_the_backends() -> Non
 def test_stored_scales_have_a_code_for_a_block_that_is_not_finite(record: Record) -> None:
     if record.stored is not None:
         assert record.stored.has_nan
-        assert record.stored.bits == (32 if record.kind == "float" else 8)
+        assert record.stored.bits == (32 if record.kind in ("float", "affine") else 8)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_quantizer_beyond_a_scalings_restrictions_is_told_which_are_valid(text
 def test_the_readme_and_the_golden_digests_list_every_scaling() -> None:
     (row,) = re.findall(r"^\| scaling \|(.*)\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert set(re.findall(r"`(\w+)`", row)) == set(SCALINGS) - {"none"}
-    assert set(digests.SCALINGS) == set(SCALINGS) - {"none"}
+    assert set(digests.SCALINGS) == set(SCALINGS) - {"none", "affine"}  # no recipe uses affine
 
 
 @pytest.mark.parametrize(
