@@ -68,7 +68,7 @@ def ours(name: str, kind: str) -> Decoder:
 
 def assert_close(got: Decoder, expected: Decoder, atol: float = 1e-6) -> None:
     for (name, one), other in zip(got.named_parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=atol, msg=name)
 
 
 @pytest.mark.parametrize("name", ["gpt2-nano", "llama2-nano"])
