@@ -25,7 +25,7 @@ HUGE_PAGE, MADV_HUGEPAGE = 2 << 20, 14  # Linux on x86-64, and on ARM with pages
 
 @dataclass(frozen=True)
 class World:
-    """One process of a trial: its device and rank. `mean` and `greatest` reduce a tensor over all ranks, in place."""
+    """One process of a trial: its device and rank. `mean`, `total` and `greatest` reduce a tensor over all ranks."""
 
     device: torch.device
     rank: int = 0
@@ -39,9 +39,17 @@ class World:
         return value
 
     def greatest(self, value: Tensor) -> Tensor:
-        if self.ranks > 1:
-            dist.all_reduce(value, dist.ReduceOp.MAX)
-        return value
+        return self._reduced(value, dist.ReduceOp.MAX)
+
+    def total(self, value: Tensor) -> Tensor:
+        return self._reduced(value, dist.ReduceOp.SUM)
+
+    def _reduced(self, value: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+        if self.ranks == 1:
+            return value
+        here = value.to(self.device)  # NCCL reduces tensors on its device
+        dist.all_reduce(here, operation)
+        return here.to(value.device)
 
     def agree(self, *requests: bool) -> tuple[bool, ...]:
         """Return, for each request, whether it is true on at least one rank; all ranks get the same result.

@@ -109,7 +109,7 @@ def train(session: Session) -> dict[str, Any]:
         row = gradients(state, trial, session.corpus, world, loss_of)
         healthy = _finite(row) and row["loss"] <= hopeless
         if observer is not None and (observer.due(step) or step == t.steps - 1 or not healthy):
-            state.numerics += observer.rows(step, state.quantization.layers)
+            state.numerics += observer.rows(step, state.quantization.layers, total=world.total, greatest=world.greatest)
 
         if healthy:
             set_learning_rate(optimizer, factor(trial.schedule, step, t.steps))

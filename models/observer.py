@@ -8,13 +8,16 @@ take extra time, so the statistics are measured only every `every` steps, and th
 steps. During the window all values stay on the device, and at the window's end one copy brings them to the host, so
 that a training step does not wait for the device.
 
+If several ranks train a model, each observes its own micro-batches, and the window's statistics are summed over ranks at
+the window's end. Counts and sums of errors are integers, so the sums are the same for any number of ranks.
+
 The errors of a mixture are the errors of its first quantizer in all blocks, whatever the mixture then chooses;
 `share_i` is the share of blocks (decisions) for which the mixture chose its i-th quantizer, counted from 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +31,7 @@ from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import SLOTS
 
 ERROR_ONE = 1 << 23  # kernels count a relative error e as the whole number e · 2²³
+MEAN_ONE = 1 << 40  # the mean error e of a micro-batch is summed as the whole number e · 2⁴⁰
 # The bounds of the histogram's bins. It counts micro-batches by their mean relative error. MoR's bins are unknown.
 BINS = np.append(np.arange(0, 0.1001, 0.005), np.inf)
 ENTRIES = 4  # counts of a mixture's choices: one per quantizer; the last includes all further quantizers
@@ -70,7 +74,8 @@ class Observer:
         keys = self.layers * len(SLOTS) * 2  # 2: before and after the recipe's switch
         self._histogram = np.zeros((keys, len(BINS) - 1), np.int64)
         self._counts = np.zeros((keys, COUNTS), np.int64)
-        self._errors = np.zeros((keys, 2))  # columns: sum and maximum of the mean errors of micro-batches
+        self._errors = np.zeros(keys, np.int64)  # sums of the mean errors of micro-batches
+        self._largest = np.zeros(keys)  # their maxima
         self._choices = np.zeros((keys, ENTRIES), np.int64)
         self._gradient = np.zeros((self.layers, 3))  # columns: number of measurements; sums of error and of cosine
 
@@ -156,8 +161,8 @@ class Observer:
         np.add.at(self._counts, keys, counts)
         np.add.at(self._choices, keys, choices)
         np.add.at(self._histogram, (keys, np.searchsorted(BINS, errors, side="right") - 1), 1)
-        np.add.at(self._errors[:, 0], keys, errors)
-        np.maximum.at(self._errors[:, 1], keys, errors)
+        np.add.at(self._errors, keys, np.rint(errors * MEAN_ONE).astype(np.int64))
+        np.maximum.at(self._largest, keys, errors)
 
     # ---- results
 
@@ -165,14 +170,26 @@ class Observer:
         """Tell whether this step is the last of a window."""
         return (step + 1) % self.config.window == 0
 
-    def rows(self, step: int, layers: Sequence[QuantizedLinear], *, weights: bool = True) -> list[dict[str, Any]]:
+    def rows(
+        self,
+        step: int,
+        layers: Sequence[QuantizedLinear],
+        *,
+        weights: bool = True,
+        total: Callable[[Tensor], Tensor] = lambda x: x,
+        greatest: Callable[[Tensor], Tensor] = lambda x: x,
+    ) -> list[dict[str, Any]]:
         """Return the statistics of the window that ends with `step` as table rows, and start the next window.
 
         Call this method before the gradients of `step` are cleared. weights=False omits the rows of the weights; to get
         these rows, all ranks of a sharded model must call this method, because it gathers the weights.
+        total, greatest: return the sum and the maximum of a tensor over all ranks, which must all call this method.
         """
         measured = [_measure_weight(layer) if weights else {} for layer in layers]
         numbers = iter(self.settle([value for values in measured for value in values.values()]))
+        for name in ("histogram", "counts", "errors", "choices", "gradient"):
+            setattr(self, f"_{name}", total(torch.from_numpy(getattr(self, f"_{name}"))).numpy())
+        self._largest = greatest(torch.from_numpy(self._largest)).numpy()
         rows: list[dict[str, Any]] = []
         for layer, values in zip(layers, measured, strict=True):
             rows += self._slot_rows(step, layer)
@@ -192,8 +209,8 @@ class Observer:
         nonzero = max(int(self._counts[key, _NONZERO]), 1)
         row: dict[str, Any] = {
             "batches": batches,
-            "error": float(self._errors[key, 0] / batches),
-            "error_max": float(self._errors[key, 1]),
+            "error": float(self._errors[key] / MEAN_ONE / batches),
+            "error_max": float(self._largest[key]),
             "histogram": self._histogram[key].tolist(),
             "flushed": float(self._counts[key, _FLUSHED] / nonzero),
             "saturated": float(self._counts[key, _SATURATED] / nonzero),
@@ -218,7 +235,7 @@ class Observer:
 
     def state(self) -> dict[str, Tensor]:
         self.settle()
-        arrays = ("histogram", "counts", "errors", "choices", "gradient")
+        arrays = ("histogram", "counts", "errors", "largest", "choices", "gradient")
         return {name: torch.from_numpy(getattr(self, f"_{name}").copy()) for name in arrays}
 
     def load_state(self, state: dict[str, Tensor]) -> None:

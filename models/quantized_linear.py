@@ -314,10 +314,11 @@ class QuantizedLinear(nn.Linear):
 
         The backward pass quantizes w for dgrad, so that no whole sharded weight is kept between the two passes.
         dtype: the compute dtype, to which w is cast before quantization. sampled: add the sampler's noise. training:
-        record the statistics of w in the first micro-batch of a step or, if the rotation of w has new signs for every
-        GEMM, in every micro-batch; False in evaluation, which must not change the statistics of training.
+        record the statistics of w in the first micro-batch of a step on the first rank or, if the rotation of w has new
+        signs for every GEMM, in every micro-batch; False in evaluation, which must not change the statistics of training.
         """
-        if not training or (context.micro_batch and not self.plans[context.switched].w.draws_signs):
+        repeated = context.micro_batch or context.rank
+        if not training or (repeated and not self.plans[context.switched].w.draws_signs):
             return self.quantize_weight_for(0, context, dtype, sampled), None
         (w, _), statistics = self._quantize_weight(context, dtype, sampled)
         if not self._recomputes():

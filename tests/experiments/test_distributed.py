@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from fewbits.experiments.distributed import saving
@@ -103,6 +104,18 @@ def test_without_noise_two_processes_train_as_one(cache: Path, tmp_path: Path) -
     assert metric(two, "loss_max")[0] == pytest.approx(metric(one, "loss_max")[0], rel=1e-6)
     assert metric(two, "loss_max")[0] > metric(two, "loss")[0]
     assert metric(two, "validation_loss")[-1] == pytest.approx(result["validation_loss"], rel=1e-4)
+
+
+def test_the_statistics_of_two_ranks_are_those_of_one(cache: Path, tmp_path: Path) -> None:
+    """Check that the numbers of all slots in the first step are equal: both read the same micro-batches."""
+    asked = ("recipe=mor/three-way", "recipe.block=32x32", "observer.window=1", "observer.every=1", "training.steps=1")
+    assert two_processes(cache, tmp_path / "runs", *asked) == [0, 0]
+    one, _ = train(cache, tmp_path / "one", *asked)
+    rows = [pd.read_parquet(path / "numerics.parquet") for path in (only_run(tmp_path / "runs"), one.path)]
+    slots = [frame[frame["slot"] != "weight"].reset_index(drop=True) for frame in rows]
+    assert len(slots[0]) > 0
+    assert set(slots[0]["batches"]) == {1, 2}  # 1: all micro-batches read the same quantized weights
+    pd.testing.assert_frame_equal(*slots, check_exact=True)
 
 
 def test_a_batch_that_two_processes_cannot_share_is_refused_by_both(cache: Path, tmp_path: Path) -> None:
