@@ -8,8 +8,8 @@ take extra time, so the statistics are measured only every `every` steps, and th
 steps. During the window all values stay on the device, and at the window's end one copy brings them to the host, so
 that a training step does not wait for the device.
 
-If several ranks train a model, each observes its own micro-batches, and the window's statistics are summed over ranks at
-the window's end. Counts and sums of errors are integers, so the sums are the same for any number of ranks.
+If several ranks train a model, each observes its own micro-batches, and the window's statistics are summed over ranks
+at the window's end. Counts and sums of errors are integers, so the sums are the same for any number of ranks.
 
 The errors of a mixture are the errors of its first quantizer in all blocks, whatever the mixture then chooses;
 `share_i` is the share of blocks (decisions) for which the mixture chose its i-th quantizer, counted from 0.

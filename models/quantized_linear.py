@@ -315,7 +315,7 @@ class QuantizedLinear(nn.Linear):
         The backward pass quantizes w for dgrad, so that no whole sharded weight is kept between the two passes.
         dtype: the compute dtype, to which w is cast before quantization. sampled: add the sampler's noise. training:
         record the statistics of w in the first micro-batch of a step on the first rank or, if the rotation of w has new
-        signs for every GEMM, in every micro-batch; False in evaluation, which must not change the statistics of training.
+        signs for every GEMM, in every micro-batch; False in evaluation, which must not change statistics of training.
         """
         repeated = context.micro_batch or context.rank
         if not training or (repeated and not self.plans[context.switched].w.draws_signs):
