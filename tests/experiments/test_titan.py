@@ -136,6 +136,19 @@ FILE = (
     *("--job.config_file", "infra/torchtitan/llama3-8b-nvfp4.toml", "--checkpoint.folder", "file"),
     *("--model.flavor", "debugmodel", "--fewbits.settings", "keep.last=4,wgrad.output=bf16"),
 )
+# The job files with models of our own, run with a small model of the same family.
+FLAVORS = {"hybrid-8b": "hybrid-nano", "nemotron3-8b": "nemotron-nano"}
+SHIPPED = {
+    file.stem: Job(
+        (
+            *("--job.config_file", str(file.relative_to(ROOT)), "--checkpoint.folder", file.stem),
+            *("--model.flavor", FLAVORS.get(file.stem.rpartition("-")[0], "llama2-nano")),
+            *(("--training.global_batch_size", "2") if "mor" in file.stem else ()),
+        )
+    )
+    for file in sorted((ROOT / "infra" / "torchtitan").glob("*.toml"))
+    if not file.stem.startswith("llama3")
+}
 
 ALONE = {
     "plain": Job(()),
@@ -149,6 +162,7 @@ ALONE = {
     "noisy": recipe(*NOISY, more=(*ACCUMULATED, *SAVING)),
     "noisy by hand": recipe(*NOISY, more=ACCUMULATED, by_hand=1),
     "file": Job(FILE),
+    **SHIPPED,
     "file by hand": Job(FILE, by_hand=1),
     "fsdp by hand": recipe(*SHARDED, more=FROM_NOISY, by_hand=2),
     "fsdp in FP32 by hand": recipe(*NOISY, more=(*IN_FP32, *FROM_NOISY), by_hand=2),
@@ -204,6 +218,7 @@ REFUSED_TOGETHER = {
 
 # Jobs that only `make test-deep` runs: other jobs test the same mechanisms, except the shipped job file.
 DEEP_ALONE = {
+    *SHIPPED,
     *("nvfp4, operations recomputed", "file", "file by hand", "fsdp in FP32 by hand", "ddp by hand", "tied by hand"),
 }
 DEEP_TOGETHER = {"fsdp in FP32", "ddp", "tied"}
@@ -231,6 +246,12 @@ def together(titan: Titan) -> Results:
 def losses(result: dict[str, Any]) -> list[float]:
     assert "error" not in result, result["error"]
     return [row["loss"] for row in result["rows"]]
+
+
+@pytest.mark.parametrize("name", deep(*SHIPPED))
+def test_every_job_file_trains(alone: Results, name: str) -> None:
+    first, *_, last = losses(alone[name])
+    assert last < first
 
 
 def test_recipe_bf16_is_torchtitan_without_fewbits(alone: Results) -> None:

@@ -303,7 +303,7 @@ def test_a_mistake_in_a_file_is_one_line(text: str, message: str, tmp_path: Path
         (("FILE", "x=1"), "valid keys are study, sweep, file, about,"),
         (("FILE", "study=mor"), r"tiny\.yaml and study=mor: .*not both"),
         (("FILE", "FILE"), "only one file"),
-        (("study=mor", "only=[block, nvfp4]"), r"only: nvfp4|only.*'nvfp4'"),
+        (("study=mor", "only=[block, nvfp5]"), r"only: nvfp5|only.*'nvfp5'"),
         (("study=mor", "study=nvfp4"), "'study=nvfp4' after 'mor': .*only one study"),
         (("FILE", "+axes.optimizer.lr=[1,2]"), r"write axes=\{optimizer\.lr:\[1,2\]\}"),
     ],
