@@ -103,7 +103,12 @@ def coincidences(trial: Trial, layers: Sequence[BlockLinear]) -> Iterator[str]:
 def check_data(trial: Trial, corpus: Corpus) -> None:
     """Raise ValueError before training if the corpus is too small to train on or to evaluate."""
     t, e = trial.training, trial.evaluation
-    corpus.batch("train", 0, 1, t.length, 0)
+    if corpus.phases and trial.branch.parent is not None and not trial.is_probe:
+        raise ValueError(
+            "data.phases with branch.parent: the phases are fractions of a trial from scratch: remove one of the two"
+        )
+    for folder in corpus.folders:
+        Corpus(corpus.kind, folder).batch("train", 0, 1, t.length, 0)
     for split, count in evaluated_windows(trial, corpus).items():
         try:
             corpus.windows(split, count, t.length)

@@ -113,7 +113,7 @@ def resume(state: State, session: Session) -> None:
 
 def save(state: State, corpus: Corpus, folder: Path, world: World, *, keep: int) -> None:
     """Save a checkpoint in a folder, and keep the newest `keep` checkpoints there. All ranks must call this."""
-    corpus.folder.check_unchanged()
+    corpus.check_unchanged()
     observer = state.quantization.observer
     content = {
         "model": state.model.state_dict(),

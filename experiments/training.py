@@ -148,7 +148,7 @@ def train(session: Session) -> dict[str, Any]:
             raise KeyboardInterrupt
 
     if leads:
-        session.corpus.folder.check_unchanged()
+        session.corpus.check_unchanged()
         state.write_tables(folder.path)
     evaluated: dict[str, float] = {}
     if healthy:
@@ -178,10 +178,12 @@ def gradients(state: State, trial: Trial, corpus: Corpus, world: devices.World, 
     accumulation = t.batch // t.micro_batch // world.ranks
     order_seed = trial.seed_for(ORDER)
     losses = []
+    text, first_step = corpus.phase_at(state.step, t.steps)
+    position = (state.step - first_step) * t.batch if corpus.phases else state.position
     state.policy.begin(state.step)
     for micro in range(accumulation):
-        first = state.position + (micro * world.ranks + world.rank) * t.micro_batch
-        inputs, targets = corpus.batch("train", first, t.micro_batch, t.length, order_seed)
+        first = position + (micro * world.ranks + world.rank) * t.micro_batch
+        inputs, targets = text.batch("train", first, t.micro_batch, t.length, order_seed)
         quantization.begin(state.origin + state.step, micro, rank=world.rank, progress=state.step / t.steps)
         synchronize_gradients(state.model, t.reduce_each or micro == accumulation - 1)
         loss = loss_of(inputs.to(world.device), targets.to(world.device))

@@ -3,8 +3,9 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,14 @@ from torch import Tensor
 
 from fewbits.experiments.data import order
 from fewbits.experiments.data.folder import TokenFolder, Tokens
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of training that reads its own text: the folder `path`, until the fraction `until` of the steps."""
+
+    path: str
+    until: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,16 @@ class DataConfig:
     size: int | None = None
     seed: int = 0  # for synthetic: another seed gives another language
     repeat: int = 4  # how often a trial of a sweep may read the training split at most; planning checks it
+    # For bin: the folders that training reads one after the other. Losses are those of the held-out text of `path`, or
+    # of the first phase without a `path`.
+    phases: tuple[Phase, ...] = field(default=(), metadata={"neutral": ()})
+
+    def __post_init__(self) -> None:
+        ends = [0.0, *(phase.until for phase in self.phases)]
+        if self.phases and (ends[-1] != 1 or not all(a < b for a, b in pairwise(ends))):
+            raise ValueError(
+                f"data.phases: until {ends[1:]}: increasing fractions of the steps are expected, of which the last is 1"
+            )
 
 
 @dataclass(frozen=True)
@@ -36,6 +55,7 @@ class Corpus:
 
     kind: str
     folder: TokenFolder
+    phases: tuple[tuple[float, TokenFolder], ...] = ()  # the fraction of the steps where each ends, and its tokens
 
     @property
     def vocab(self) -> int:
@@ -51,8 +71,38 @@ class Corpus:
         """The SHA-256 of everything that defines the tokens: splits, dtype, vocabulary size, separator, tokenizer."""
         meta = self.folder.meta
         content = {name: survey.sha256 for name, survey in sorted(self.folder.surveys.items())}
-        facts = [content, meta.dtype, self.vocab, meta.separator, meta.tokenizer_sha256]
+        facts: list[object] = [content, meta.dtype, self.vocab, meta.separator, meta.tokenizer_sha256]
+        facts += [[until, Corpus(self.kind, folder).fingerprint] for until, folder in self.phases]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    @property
+    def folders(self) -> tuple[TokenFolder, ...]:
+        return (self.folder, *(folder for _, folder in self.phases))
+
+    def check_unchanged(self) -> None:
+        """Raise ValueError if a file of tokens was written to since it was opened (`TokenFolder.check_unchanged`)."""
+        for folder in self.folders:
+            folder.check_unchanged()
+
+    def phase_at(self, step: int, steps: int) -> tuple["Corpus", int]:
+        """Return the corpus that this step of `steps` reads, and the first step that reads it; 0 without phases."""
+        first = 0
+        for until, folder in self.phases:
+            end = round(until * steps)
+            if step < end:
+                return Corpus(self.kind, folder), first
+            first = end
+        return self, 0
+
+    @property
+    def fresh_tokens(self) -> int:
+        """The number of tokens of training after which text is read a second time, in the first phase to do so."""
+        starts = [0.0, *(until for until, _ in self.phases)]
+        shares = [
+            Corpus(self.kind, folder).fresh_tokens / (until - start)
+            for start, (until, folder) in zip(starts, self.phases, strict=False)
+        ]
+        return int(min(shares)) if shares else self.tokens_in("train")
 
     def tokens_in(self, split: str) -> int:
         return int(self._tokens(split).size)
@@ -123,6 +173,8 @@ def describe(corpus: Corpus) -> dict[str, object]:
         facts[f"{name}.tokens"] = corpus.tokens_in(name)
         facts[f"{name}.bytes"] = meta.text_bytes.get(name)
         facts[f"{name}.sha256"] = corpus.folder.surveys[name].sha256
+    for number, (until, folder) in enumerate(corpus.phases):
+        facts |= {f"phases.{number}.until": until, f"phases.{number}.sha256": folder.surveys["train"].sha256}
     facts |= {"tokenizer": meta.tokenizer, "separator": meta.separator, "entropy": meta.entropy}
     return facts | {f"source.{key}": value for key, value in meta.source.items()}
 

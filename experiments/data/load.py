@@ -1,7 +1,7 @@
 """Load the corpus that a data config describes; `KINDS` lists the kinds of data and the settings of each kind."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +39,17 @@ def load(config: DataConfig, cache: Path) -> Corpus:
         raise ValueError(f"data.repeat={config.repeat}: a trial may read the training split 1 time or more")
     if config.size is not None and config.size < 1:
         raise ValueError(f"data.size={config.size}: a training split has at least 1 byte or token")
-    return Corpus(config.kind, kind.tokens(config, cache))
+    if not config.phases:
+        return Corpus(config.kind, kind.tokens(config, cache))
+    parts = [kind.tokens(replace(config, path=phase.path, phases=()), cache) for phase in config.phases]
+    folder = parts[0] if config.path is None else kind.tokens(replace(config, phases=()), cache)
+    for phase, part in zip(config.phases, parts, strict=True):
+        if (part.vocab, part.meta.tokenizer_sha256) != (folder.vocab, folder.meta.tokenizer_sha256):
+            raise ValueError(
+                f"data.phases: {phase.path} has another vocabulary or tokenizer than {folder.path}: {part.vocab} and "
+                f"{folder.vocab} tokens; tokenize all phases alike"
+            )
+    return Corpus(config.kind, folder, tuple(zip((phase.until for phase in config.phases), parts, strict=True)))
 
 
 def _text(config: DataConfig, cache: Path) -> TokenFolder:
@@ -82,6 +92,6 @@ KINDS = {
     ),
     "synthetic": Kind("a seeded source over bytes whose entropy is known exactly", ("size", "seed"), _synthetic),
     "text": Kind("one text file of your own; its last tenth is for validation", ("path", "tokenizer"), _text_file),
-    "bin": Kind("a folder of tokens as nanoGPT writes them: train.bin and val.bin", ("path",), _tokens),
+    "bin": Kind("a folder of tokens as nanoGPT writes them: train.bin and val.bin", ("path", "phases"), _tokens),
     **{name: Kind(collection.what, ("path",), _tokens) for name, collection in COLLECTIONS.items()},
 }

@@ -179,9 +179,12 @@ def batches(corpus: Corpus, trial: Trial, parent: Trial, position: int) -> Itera
     """
     t = trial.training
     if trial.probe.split == "train":
+        step = position // parent.training.batch
+        text, first_step = corpus.phase_at(step, parent.training.steps)
+        position = (step - first_step) * parent.training.batch if corpus.phases else position
         for batch in range(t.steps):
             first = position + batch * t.micro_batch
-            yield corpus.batch("train", first, t.micro_batch, t.length, parent.seed_for(ORDER))
+            yield text.batch("train", first, t.micro_batch, t.length, parent.seed_for(ORDER))
         return
     windows = _windows(_documents(corpus, trial.probe.split, t.length)[trial.seed % GROUPS :: GROUPS], t.length)
     count = t.steps * t.micro_batch

@@ -105,7 +105,7 @@ def run(session: Session) -> dict[str, Any]:
         session.events.step(Progress(number + 1, t.steps, math.nan if loss is None else loss, speed, seconds))
         if session.stopping() and number + 1 < t.steps:
             raise KeyboardInterrupt
-    session.corpus.folder.check_unchanged()
+    session.corpus.check_unchanged()
     result = _write(trial, checkpoint.step, folder, t.steps)
     session.events.saved(folder)
     return result

@@ -203,7 +203,7 @@ def corpus_tokens(plan: Plan, missing: Missing) -> dict[str, int | None]:
     for member in plan.members:
         planned = plan.trials[member.id]
         if member.id not in tokens:
-            tokens[member.id] = corpus_of(planned.trial.data, planned.runtime.cache).tokens_in("train")
+            tokens[member.id] = corpus_of(planned.trial.data, planned.runtime.cache).fresh_tokens
         if missing and (size := tokens[member.id]) is not None:
             try:
                 check_repeats(planned.trial, planned.earlier_tokens, size)

@@ -147,7 +147,7 @@ def _planned(cell: Cell, resources: Resources, parent: Planned | None, with_data
     folder = run_folder.find(Path(runtime.runs).expanduser().resolve(), trial.name, made_of)
     if with_data and not folder.over:
         _checked(trial, resources.ranks, corpus)
-        check_repeats(trial, earlier_tokens, corpus.tokens_in("train"))
+        check_repeats(trial, earlier_tokens, corpus.fresh_tokens)
     parent_id = parent.id if parent else None
     return Planned(folder, trial, runtime, made_of, resources, parent_id, earlier_tokens=earlier_tokens)
 

@@ -1,0 +1,91 @@
+"""Test data in phases: each part of training reads its own folder of tokens."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fewbits.experiments.data.corpus import DataConfig, Phase
+from fewbits.experiments.data.load import load
+from tests.experiments.trial_inputs import left, only_run, train, train_until
+
+
+def write(folder: Path, value: int, tokens: int = 20_000, vocab: int = 256) -> str:
+    """Write a folder of tokens: a sequence in which `value` and other tokens alternate."""
+    folder.mkdir()
+    text = np.random.default_rng(value).integers(0, 200, tokens).astype(np.uint16)
+    text[::2] = value
+    text.tofile(folder / "train.bin")
+    text[: tokens // 4].tofile(folder / "val.bin")
+    (folder / "meta.json").write_text(json.dumps({"dtype": "uint16", "vocab": vocab}))
+    return str(folder)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[str]:
+    return [write(tmp_path / name, value) for name, value in (("a", 201), ("b", 202), ("c", 203))]
+
+
+def config(folders: list[str], **more: object) -> DataConfig:
+    phases = (Phase(folders[0], 0.5), Phase(folders[1], 0.75), Phase(folders[2]))
+    return DataConfig(kind="bin", phases=phases, **more)  # type: ignore[arg-type]
+
+
+def test_each_step_reads_the_text_of_its_phase_from_the_start(folders: list[str], tmp_path: Path) -> None:
+    corpus = load(config(folders), tmp_path)
+    marks, firsts = [], []
+    for step in range(8):
+        text, first = corpus.phase_at(step, 8)
+        inputs, _ = text.batch("train", 0, 1, 64, 0)
+        marks.append(int(inputs.max()))
+        firsts.append(first)
+    assert marks == [201] * 4 + [202] * 2 + [203] * 2
+    assert firsts == [0] * 4 + [4] * 2 + [6] * 2
+
+
+def test_phases_change_the_fingerprint_and_held_out_text_is_that_of_path_or_the_first(
+    folders: list[str], tmp_path: Path
+) -> None:
+    plain = load(DataConfig(kind="bin", path=folders[0]), tmp_path)
+    phased, other = load(config(folders), tmp_path), load(config(folders, path=folders[2]), tmp_path)
+    swapped = load(config([folders[1], folders[0], folders[2]]), tmp_path)
+    assert len({corpus.fingerprint for corpus in (plain, phased, other, swapped)}) == 4
+    assert [int(corpus.windows("validation", 1, 64)[0].max()) for corpus in (phased, other)] == [201, 203]
+    assert phased.fresh_tokens == 40_000  # the first half of training reads 20,000 tokens
+    assert plain.fresh_tokens == 20_000
+
+
+def test_a_branch_of_a_trial_with_phases_is_refused(folders: list[str], cache: Path, tmp_path: Path) -> None:
+    ends = zip(folders, (0.5, 0.75, 1.0), strict=True)
+    phases = ",".join(f"{{path: {folder}, until: {end}}}" for folder, end in ends)
+    asked = ("data=bin", "data.size=null", f"data.phases=[{phases}]", "training.steps=2")
+    parent, _ = train(cache, tmp_path, *asked)
+    with pytest.raises(ValueError, match=r"data\.phases with branch\.parent"):
+        train(cache, tmp_path, *asked, f"branch.parent={parent.path}", "recipe=nvfp4")
+
+
+@pytest.mark.parametrize("ends", [(0.5, 0.9), (0.5, 0.5), (0.0, 1.0), (1.2, 1.0)])
+def test_phases_must_end_at_increasing_fractions_up_to_1(ends: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match=r"data\.phases"):
+        DataConfig(kind="bin", phases=tuple(Phase("x", end) for end in ends))
+
+
+def test_phases_of_another_vocabulary_are_refused(folders: list[str], tmp_path: Path) -> None:
+    wide = write(tmp_path / "wide", 100, vocab=300)
+    with pytest.raises(ValueError, match="300 and 256 tokens"):
+        load(config([folders[0], folders[1], wide]), tmp_path)
+
+
+def test_a_trial_that_is_killed_in_each_phase_has_the_bytes_of_an_uninterrupted_one(
+    folders: list[str], cache: Path, tmp_path: Path
+) -> None:
+    ends = zip(folders, (0.5, 0.75, 1.0), strict=True)
+    phases = ",".join(f"{{path: {folder}, until: {end}}}" for folder, end in ends)
+    asked = ("data=bin", "data.size=null", f"data.phases=[{phases}]", "training.checkpoint_every=1")
+    whole, result = train(cache, tmp_path / "whole", *asked)
+    assert result["status"] == "done"
+    for stop in (2, 7, 10):  # of 12 steps: one in each phase
+        train_until(stop, cache, tmp_path / "runs", *asked)
+    train(cache, tmp_path / "runs", *asked)
+    assert left(only_run(tmp_path / "runs")) == left(whole.path)
