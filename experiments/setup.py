@@ -103,9 +103,11 @@ def coincidences(trial: Trial, layers: Sequence[BlockLinear]) -> Iterator[str]:
 def check_data(trial: Trial, corpus: Corpus) -> None:
     """Raise ValueError before training if the corpus is too small to train on or to evaluate."""
     t, e = trial.training, trial.evaluation
-    if corpus.phases and trial.branch.parent is not None and not trial.is_probe:
+    fractions = any(0 < phase.until < 1 for phase in trial.data.phases)
+    if fractions and trial.branch.parent is not None and not trial.is_probe:
         raise ValueError(
-            "data.phases with branch.parent: the phases are fractions of a trial from scratch: remove one of the two"
+            "data.phases with branch.parent: fractions of the steps have no meaning for a branch: give the ends of "
+            "phases as steps, counted from the start of the parent, in the parent and here"
         )
     for folder in corpus.folders:
         Corpus(corpus.kind, folder).batch("train", 0, 1, t.length, 0)

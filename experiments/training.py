@@ -178,8 +178,8 @@ def gradients(state: State, trial: Trial, corpus: Corpus, world: devices.World, 
     accumulation = t.batch // t.micro_batch // world.ranks
     order_seed = trial.seed_for(ORDER)
     losses = []
-    text, first_step = corpus.phase_at(state.step, t.steps)
-    position = (state.step - first_step) * t.batch if corpus.phases else state.position
+    text, first_step = corpus.phase_at(state.origin + state.step, t.steps)
+    position = state.position - first_step * t.batch
     state.policy.begin(state.step)
     for micro in range(accumulation):
         first = position + (micro * world.ranks + world.rank) * t.micro_batch

@@ -18,7 +18,11 @@ from fewbits.experiments.data.folder import TokenFolder, Tokens
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of training that reads its own text: the folder `path`, until the fraction `until` of the steps."""
+    """A part of training that reads its own text, the folder `path`.
+
+    until: where the phase ends: a fraction of the steps; or, above 1, a step, counted from the start of the parents if
+        the trial is a branch; 1: at the end of training.
+    """
 
     path: str
     until: float = 1.0
@@ -43,10 +47,15 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         ends = [0.0, *(phase.until for phase in self.phases)]
-        if self.phases and (ends[-1] != 1 or not all(a < b for a, b in pairwise(ends))):
+        before = ends[:-1]
+        mixed = any(end > 1 for end in before) and any(0 < end < 1 or end % 1 for end in before)
+        if self.phases and (ends[-1] != 1 or mixed or 1 in before or not all(a < b for a, b in pairwise(before))):
             raise ValueError(
-                f"data.phases: until {ends[1:]}: increasing fractions of the steps are expected, of which the last is 1"
+                f"data.phases: until {ends[1:]}: increasing fractions of the steps, or increasing steps, are expected, "
+                "and 1 or nothing for the last phase"
             )
+        if self.phases and ends[-2] < 0:
+            raise ValueError(f"data.phases: until {ends[1:]}: a phase cannot end before training starts")
 
 
 @dataclass(frozen=True)
@@ -85,24 +94,30 @@ class Corpus:
             folder.check_unchanged()
 
     def phase_at(self, step: int, steps: int) -> tuple["Corpus", int]:
-        """Return the corpus that this step of `steps` reads, and the first step that reads it; 0 without phases."""
+        """Return the corpus that this step reads, and the first step that reads it; 0 without phases.
+
+        step: counted from the start of the parents if the trial is a branch. steps: the steps of the trial, of which
+            ends of phases below 1 are fractions.
+        """
         first = 0
         for until, folder in self.phases:
-            end = round(until * steps)
-            if step < end:
+            end = int(until) if until > 1 else round(until * steps)
+            if step < end or until == 1:
                 return Corpus(self.kind, folder), first
             first = end
         return self, 0
 
-    @property
-    def fresh_tokens(self) -> int:
-        """The number of tokens of training after which text is read a second time, in the first phase to do so."""
-        starts = [0.0, *(until for until, _ in self.phases)]
-        shares = [
-            Corpus(self.kind, folder).fresh_tokens / (until - start)
-            for start, (until, folder) in zip(starts, self.phases, strict=False)
-        ]
-        return int(min(shares)) if shares else self.tokens_in("train")
+    def fresh_tokens(self, steps: int) -> int:
+        """Return the number of tokens of training after which some phase reads text a second time.
+
+        steps: the number of steps of training from scratch.
+        """
+        if not self.phases:
+            return self.tokens_in("train")
+        ends = [until * steps if until <= 1 else min(until, steps) for until, _ in self.phases]
+        sizes = [Corpus(self.kind, folder).tokens_in("train") for _, folder in self.phases]
+        shares = [(end - start) / steps for start, end in pairwise([0.0, *ends])]
+        return int(min(size / share for size, share in zip(sizes, shares, strict=True) if share > 0))
 
     def tokens_in(self, split: str) -> int:
         return int(self._tokens(split).size)

@@ -179,9 +179,8 @@ def batches(corpus: Corpus, trial: Trial, parent: Trial, position: int) -> Itera
     """
     t = trial.training
     if trial.probe.split == "train":
-        step = position // parent.training.batch
-        text, first_step = corpus.phase_at(step, parent.training.steps)
-        position = (step - first_step) * parent.training.batch if corpus.phases else position
+        text, first_step = corpus.phase_at(position // parent.training.batch, parent.training.steps)
+        position -= first_step * parent.training.batch
         for batch in range(t.steps):
             first = position + batch * t.micro_batch
             yield text.batch("train", first, t.micro_batch, t.length, parent.seed_for(ORDER))

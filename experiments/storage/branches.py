@@ -72,6 +72,8 @@ class Parent:
             yield "seed", trial.seed  # the order of the data depends on it
             yield "training.length", trial.training.length  # the position in the data is a number of such sequences
             yield "optimizer.kind", trial.optimizer.kind
+            if trial.data.phases:
+                yield "training.batch", trial.training.batch  # phases begin at steps
 
 
 def _imported_run(model: str, runs: Path) -> Path:

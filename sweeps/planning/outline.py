@@ -20,7 +20,7 @@ from fewbits.experiments.distributed.memory import MARGIN, complaint, estimate
 from fewbits.experiments.trial import Trial
 from fewbits.sweeps.planning.cost import Speeds, disk, parameters_of, tokens_of, work_of
 from fewbits.sweeps.planning.expand import spell
-from fewbits.sweeps.planning.plan import Member, Plan, Planned, cache_at, check_repeats, corpus_of, plan
+from fewbits.sweeps.planning.plan import Member, Plan, Planned, cache_at, check_repeats, corpus_of, fresh_tokens, plan
 from fewbits.sweeps.planning.studies import load_sweeps
 from fewbits.sweeps.planning.sweep import SEED
 
@@ -181,8 +181,10 @@ def missing_data(plan: Plan) -> dict[Path, list[Planned]]:
     readers: dict[Path, list[Planned]] = {}
     for planned in plan.trials.values():
         data = planned.trial.data
-        if data.path or data.kind in COLLECTIONS:
-            folder = Path(data.path).expanduser() if data.path else cache_at(planned.runtime.cache) / data.kind
+        folders = [Path(path).expanduser() for path in (data.path, *(phase.path for phase in data.phases)) if path]
+        if not folders and data.kind in COLLECTIONS:
+            folders = [cache_at(planned.runtime.cache) / data.kind]
+        for folder in folders:
             if not folder.exists():
                 readers.setdefault(folder, []).append(planned)
     return readers
@@ -203,7 +205,8 @@ def corpus_tokens(plan: Plan, missing: Missing) -> dict[str, int | None]:
     for member in plan.members:
         planned = plan.trials[member.id]
         if member.id not in tokens:
-            tokens[member.id] = corpus_of(planned.trial.data, planned.runtime.cache).fresh_tokens
+            corpus = corpus_of(planned.trial.data, planned.runtime.cache)
+            tokens[member.id] = fresh_tokens(planned.trial, planned.earlier_tokens, corpus)
         if missing and (size := tokens[member.id]) is not None:
             try:
                 check_repeats(planned.trial, planned.earlier_tokens, size)

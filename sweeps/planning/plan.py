@@ -147,7 +147,7 @@ def _planned(cell: Cell, resources: Resources, parent: Planned | None, with_data
     folder = run_folder.find(Path(runtime.runs).expanduser().resolve(), trial.name, made_of)
     if with_data and not folder.over:
         _checked(trial, resources.ranks, corpus)
-        check_repeats(trial, earlier_tokens, corpus.fresh_tokens)
+        check_repeats(trial, earlier_tokens, fresh_tokens(trial, earlier_tokens, corpus))
     parent_id = parent.id if parent else None
     return Planned(folder, trial, runtime, made_of, resources, parent_id, earlier_tokens=earlier_tokens)
 
@@ -202,12 +202,17 @@ def tokens_until(trial: Trial, step: int) -> int:
     return step * trial.training.batch * trial.training.length
 
 
+def fresh_tokens(trial: Trial, earlier_tokens: int, corpus: Corpus) -> int:
+    """Return the number of tokens after which a trial, its parents included, reads text a second time."""
+    return corpus.fresh_tokens(trial.training.steps + earlier_tokens // tokens_until(trial, 1))
+
+
 def check_repeats(trial: Trial, earlier_tokens: int, corpus_tokens: int) -> None:
     """Raise ValueError if a trial and its parents read the training split more often than `data.repeat` allows.
 
     A model memorises text that it reads many times; up to four times, the default, is about as good as new text (arXiv
     2305.16264). `fewbits train` has no such limit, since a user may want to overfit. earlier_tokens: the tokens that
-    the parents read before the trial starts. corpus_tokens: the tokens in the training split.
+    the parents read before the trial starts. corpus_tokens: the tokens that it can read once.
     """
     tokens = earlier_tokens + tokens_until(trial, trial.training.steps)
     epochs = tokens / corpus_tokens

@@ -8,7 +8,7 @@ import pytest
 
 from fewbits.experiments.data.corpus import DataConfig, Phase
 from fewbits.experiments.data.load import load
-from tests.experiments.trial_inputs import left, only_run, train, train_until
+from tests.experiments.trial_inputs import left, metric, only_run, train, train_until
 
 
 def write(folder: Path, value: int, tokens: int = 20_000, vocab: int = 256) -> str:
@@ -32,6 +32,11 @@ def config(folders: list[str], **more: object) -> DataConfig:
     return DataConfig(kind="bin", phases=phases, **more)  # type: ignore[arg-type]
 
 
+def overridden(folders: list[str], ends: tuple[float, ...]) -> tuple[str, ...]:
+    phases = ",".join(f"{{path: {folder}, until: {end}}}" for folder, end in zip(folders, ends, strict=True))
+    return "data=bin", "data.size=null", f"data.phases=[{phases}]"
+
+
 def test_each_step_reads_the_text_of_its_phase_from_the_start(folders: list[str], tmp_path: Path) -> None:
     corpus = load(config(folders), tmp_path)
     marks, firsts = [], []
@@ -52,20 +57,32 @@ def test_phases_change_the_fingerprint_and_held_out_text_is_that_of_path_or_the_
     swapped = load(config([folders[1], folders[0], folders[2]]), tmp_path)
     assert len({corpus.fingerprint for corpus in (plain, phased, other, swapped)}) == 4
     assert [int(corpus.windows("validation", 1, 64)[0].max()) for corpus in (phased, other)] == [201, 203]
-    assert phased.fresh_tokens == 40_000  # the first half of training reads 20,000 tokens
-    assert plain.fresh_tokens == 20_000
+    assert phased.fresh_tokens(100) == 40_000  # the first half of training reads 20,000 tokens
+    assert plain.fresh_tokens(100) == 20_000
 
 
-def test_a_branch_of_a_trial_with_phases_is_refused(folders: list[str], cache: Path, tmp_path: Path) -> None:
-    ends = zip(folders, (0.5, 0.75, 1.0), strict=True)
-    phases = ",".join(f"{{path: {folder}, until: {end}}}" for folder, end in ends)
-    asked = ("data=bin", "data.size=null", f"data.phases=[{phases}]", "training.steps=2")
+def test_a_branch_counts_the_steps_of_phases_from_its_parents_start(
+    folders: list[str], cache: Path, tmp_path: Path
+) -> None:
+    """Check that a trial of 8 steps and one of 4 that a branch continues read the same text: equal losses at rate 0."""
+    still = ("optimizer.lr=0", "schedule=constant", "evaluation.every=4", "training.checkpoint_every=4")
+    asked = (*still, *overridden(folders, (3, 6, 1)))
+    whole, _ = train(cache, tmp_path / "whole", *asked, "training.steps=8")
+    parent, _ = train(cache, tmp_path, *asked, "training.steps=4")
+    branch, _ = train(cache, tmp_path, *asked, "training.steps=4", f"branch.parent={parent.path}")
+    assert metric(parent, "loss") + metric(branch, "loss") == metric(whole, "loss")
+    with pytest.raises(ValueError, match=r"training\.batch 2, not 4"):
+        train(cache, tmp_path, *asked, "training.steps=4", f"branch.parent={parent.path}", "training.batch=2")
+
+
+def test_a_branch_refuses_phases_that_end_at_fractions(folders: list[str], cache: Path, tmp_path: Path) -> None:
+    asked = (*overridden(folders, (0.5, 0.75, 1.0)), "training.steps=2")
     parent, _ = train(cache, tmp_path, *asked)
     with pytest.raises(ValueError, match=r"data\.phases with branch\.parent"):
         train(cache, tmp_path, *asked, f"branch.parent={parent.path}", "recipe=nvfp4")
 
 
-@pytest.mark.parametrize("ends", [(0.5, 0.9), (0.5, 0.5), (0.0, 1.0), (1.2, 1.0)])
+@pytest.mark.parametrize("ends", [(0.5, 0.9), (0.5, 0.4, 1.0), (0.0, 1.0), (1.2, 1.0), (0.5, 7, 1), (-1, 1)])
 def test_phases_must_end_at_increasing_fractions_up_to_1(ends: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match=r"data\.phases"):
         DataConfig(kind="bin", phases=tuple(Phase("x", end) for end in ends))
@@ -80,9 +97,7 @@ def test_phases_of_another_vocabulary_are_refused(folders: list[str], tmp_path: 
 def test_a_trial_that_is_killed_in_each_phase_has_the_bytes_of_an_uninterrupted_one(
     folders: list[str], cache: Path, tmp_path: Path
 ) -> None:
-    ends = zip(folders, (0.5, 0.75, 1.0), strict=True)
-    phases = ",".join(f"{{path: {folder}, until: {end}}}" for folder, end in ends)
-    asked = ("data=bin", "data.size=null", f"data.phases=[{phases}]", "training.checkpoint_every=1")
+    asked = (*overridden(folders, (0.5, 0.75, 1.0)), "training.checkpoint_every=1")
     whole, result = train(cache, tmp_path / "whole", *asked)
     assert result["status"] == "done"
     for stop in (2, 7, 10):  # of 12 steps: one in each phase
