@@ -33,6 +33,8 @@ FREE = {
     "training.recompute",
     "evaluation.tasks",
     "evaluation.tasks_path",
+    "evaluation.tasks_every",
+    "evaluation.texts",
     "evaluation.run_code",
 }
 _BY_CONTENT = ("data", "branch")  # for these settings, the id has the data's fingerprint and the parent's identity

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fewbits.experiments.data.corpus import Corpus
@@ -123,16 +124,19 @@ def check_data(trial: Trial, corpus: Corpus) -> None:
 
 
 def check_evaluation(trial: Trial, corpus: Corpus) -> None:
-    """Raise ValueError if the lm-eval tasks that the trial requests could not be evaluated."""
+    """Raise ValueError if the lm-eval tasks and texts that the trial requests could not be evaluated."""
     e = trial.evaluation
-    if e.tasks:
+    if missing := [text for text in e.texts if not Path(text).expanduser().is_file()]:
+        raise ValueError(f"evaluation.texts: there is no file {missing[0]}")
+    if e.tasks or e.texts:
         if saved_tokenizer(corpus.folder) is None:
             raise ValueError(
-                "evaluation.tasks needs a tokenizer for the tasks' texts, but the tokenizer of "
+                "evaluation.tasks and evaluation.texts need a tokenizer, but the tokenizer of "
                 f"data.kind={corpus.kind} is unknown: use data with a known tokenizer, such as data=python or "
-                "data=text, or set evaluation.tasks=[]"
+                "data=text, or remove the tasks and texts"
             )
-        check_tasks(e.tasks, e.tasks_path, e.run_code)
+        if e.tasks:
+            check_tasks(e.tasks, e.tasks_path, e.run_code)
 
 
 def _blocks(slot: Slot) -> Iterator[Block]:

@@ -122,6 +122,9 @@ def train(session: Session) -> dict[str, Any]:
         if healthy and (state.step % trial.evaluation.every == 0 or state.step == t.steps):
             row |= evaluate(state, session)
             healthy = _finite(row)
+        every = trial.evaluation.tasks_every
+        if healthy and every and state.step % every == 0 and state.step < t.steps:
+            evaluate_requested(state, session)
         state.metrics.append(row)
         if leads:
             speed = t.batch * t.length / seconds
@@ -153,8 +156,7 @@ def train(session: Session) -> dict[str, Any]:
     evaluated: dict[str, float] = {}
     if healthy:
         evaluated = evaluate_last(state, session)
-        begin_evaluation(state, trial)
-        evaluate_tasks(session, model, state.step)
+        evaluate_requested(state, session)
     (lost,) = world.agree(session.lost())
     if lost:
         raise Lost
@@ -237,6 +239,13 @@ def evaluate_last(state: State, session: Session) -> dict[str, float]:
     if session.leads:
         write_parquet(session.folder.path / "evaluation.parquet", frame)
     return means(frame)
+
+
+def evaluate_requested(state: State, session: Session) -> None:
+    """Evaluate the tasks and texts that the trial requests; the results are stored in the run folder, by step."""
+    begin_evaluation(state, session.trial)
+    evaluate_tasks(session, state.model, state.quantization, state.step)
+    reshard(state.model)
 
 
 def begin_evaluation(state: State, trial: Trial) -> None:

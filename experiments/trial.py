@@ -68,12 +68,16 @@ class Evaluation:
     windows: int = 64  # number of windows to evaluate in each held-out split (validation and out-of-domain text)
     ood_windows: int | None = None  # number of windows of out-of-domain text; None: as many as `windows`
     tasks: tuple[str, ...] = ()  # lm-eval's tasks or our groups of tasks (mor, nvfp4), when training is done
+    texts: tuple[str, ...] = field(default=(), metadata={"neutral": ()})  # text files; their losses, with the tasks
+    # Also evaluate tasks and texts each time that this number of steps is done; 0: only when training is done.
+    tasks_every: int = field(default=0, metadata={"neutral": 0})
     tasks_path: str | None = None  # a folder of further lm-eval tasks, as YAML files
     run_code: bool = False  # let tasks run code that the model writes; use a sandbox
 
     def __post_init__(self) -> None:
         for name, least in (("every", 1), ("windows", 1)):
             at_least(f"evaluation.{name}", getattr(self, name), least)
+        at_least("evaluation.tasks_every", self.tasks_every, 0)
         if self.ood_windows is not None:
             at_least("evaluation.ood_windows", self.ood_windows, 1)
 

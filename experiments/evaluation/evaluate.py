@@ -70,7 +70,7 @@ class Request:
     def of(trial: Trial) -> Request:
         """Return the request for the tasks in a trial's config."""
         e = trial.evaluation
-        return Request(e.tasks, include_path=e.tasks_path, run_code=e.run_code)
+        return Request(e.tasks, tuple(map(Path, e.texts)), include_path=e.tasks_path, run_code=e.run_code)
 
     def check(self) -> None:
         """Raise ValueError if lm-eval cannot run a task or a text cannot be read, before anything is computed."""
@@ -129,20 +129,27 @@ def evaluations_of(
     return [((stored | made)[key.file], key.file in stored) for key in keys]
 
 
-def evaluate_tasks(session: Session, model: Decoder, step: int) -> None:
-    """Evaluate a model in training on the tasks that its trial requests; rank 0 stores the results in the run folder.
+def evaluate_tasks(session: Session, model: Decoder, quantization: Quantization, step: int) -> None:
+    """Evaluate a model in training on the tasks and texts that its trial requests; rank 0 stores the results.
 
-    They are stored as `fewbits evaluate` stores them. All ranks must call this. step: the number of updates done.
+    They are stored in the run folder, as `fewbits evaluate --step` stores them. All ranks must call this. step: the
+    number of updates done.
     """
-    request = Request.of(session.trial)
-    if not request.tasks:
+    request, t = Request.of(session.trial), session.trial.training
+    if not (request.tasks or request.texts):
         return
     tokenizer, end = saved_tokenizer(session.corpus.folder), session.corpus.folder.meta.separator
     assert tokenizer is not None  # `check_evaluation` has refused the trial otherwise
-    scores = _run_tasks(request, model, tokenizer, length=session.trial.training.length, end=end)
+    results: dict[str, dict[str, Any]] = {}
+    for name, text in _texts(request).items():
+        windows = text_windows(tokenizer.encode([text])[0].tolist(), end, t.length)
+        results[name] = {"texts": {name: _text(model, quantization, text, windows, t.micro_batch)}}
+    if request.harness_tasks:
+        scores = _run_tasks(request, model, tokenizer, length=t.length, end=end)
+        results |= {task: {"tasks": of} for task, of in scores.items()}
     if session.leads:
         for key in _keys(request, step):
-            _store(session.folder.path, session.world.device, key, {"tasks": scores[key.task]})
+            _store(session.folder.path, session.world.device, key, results[key.task])
 
 
 def evaluate_missing_tasks(session: Session) -> None:
@@ -192,7 +199,7 @@ def _computed(
             if "text" in key.settings:
                 windows = text_windows(run.tokenizer.encode([texts[key.task]])[0].tolist(), run.separator, length)
                 with _counting(key.task, model, 2 * len(windows[0]), report):
-                    measured = _text(run, model, quantization, texts[key.task], windows)
+                    measured = _text(model, quantization, texts[key.task], windows, run.trial.training.micro_batch)
                 yield _store(run.folder.path, device, key, {"texts": {key.task: measured}})
             elif key.task == LOSS:
                 count = sum(evaluated_windows(run.trial, run.corpus).values()) * (1 + loss_count(quantization))
@@ -240,12 +247,11 @@ def _loss(run: FinishedRun, model: Decoder, quantization: Quantization) -> dict[
 
 
 def _text(
-    run: FinishedRun, model: Decoder, quantization: Quantization, text: str, windows: tuple[Tensor, Tensor, Tensor]
+    model: Decoder, quantization: Quantization, text: str, windows: tuple[Tensor, Tensor, Tensor], batch: int
 ) -> dict[str, Any]:
-    t = run.trial.training
-    loss = text_loss(model, windows, t.micro_batch)
+    loss = text_loss(model, windows, batch)
     with unquantized(quantization):
-        exact = text_loss(model, windows, t.micro_batch)
+        exact = text_loss(model, windows, batch)
     count = int(windows[2].sum())
     return {
         "loss": _number(loss),

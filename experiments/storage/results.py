@@ -140,6 +140,34 @@ def with_stored(run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     return _merged(added, result)
 
 
+def scores_over_training(run: Path) -> pd.DataFrame:
+    """Return the stored results of all checkpoints: the columns step, name (such as tasks.piqa.acc,none) and value.
+
+    Evaluations of some questions only (`limit`) and without the recipe (`unquantized`) are left out. If a number was
+    computed several times, the newest one counts.
+    """
+    import pandas as pd
+
+    rows = {
+        (one.key.step, name): value
+        for one in stored(run)
+        if _is_whole(one, {"step": one.key.step})
+        for name, value in numbers(one.results)
+    }
+    table = [{"step": step, "name": name, "value": value} for (step, name), value in sorted(rows.items())]
+    return pd.DataFrame(table, columns=["step", "name", "value"])
+
+
+def best_of_recent(run: Path, name: str, checkpoints: int) -> float | None:
+    """Return the largest value of a result over the last checkpoints that have it, as the MoR paper selects scores.
+
+    name: as in `scores_over_training`. checkpoints: how many. None: no checkpoint has the result.
+    """
+    table = scores_over_training(run)
+    values = table[table["name"] == name].sort_values("step")["value"].dropna()
+    return float(values.tail(checkpoints).max()) if len(values) else None
+
+
 def missing_tasks(folder: RunFolder, tasks: Sequence[str]) -> tuple[str, ...]:
     """Return those of the tasks of which a finished run has no stored evaluation; () if the trial has diverged."""
     result = folder.result() if tasks else None

@@ -39,6 +39,7 @@ def test_names_intervals_and_extra_evaluation_are_no_part_of_an_id() -> None:
     free = ["model.name=mine", "recipe.name=mine", "recipe.about=mine", "training.checkpoint_every=7"]
     free += ["training.recompute=true"]
     free += ["evaluation.tasks=[mor]", "evaluation.tasks_path=x", "evaluation.run_code=true"]
+    free += ["evaluation.texts=[x]", "evaluation.tasks_every=3"]
     assert {override.partition("=")[0] for override in free} == FREE
     assert the_id(*overrides, *free) == the_id(*overrides)
     settings: dict[str, object] = {"runs": "else", "cache": "else", "keep_checkpoints": 5, "keep_every": 3}

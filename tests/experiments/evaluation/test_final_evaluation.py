@@ -12,9 +12,11 @@ from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.corpus import DataConfig
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.tokenizing import saved_tokenizer
+from fewbits.experiments.evaluation.evaluate import evaluate
 from fewbits.experiments.storage import checkpoints
-from fewbits.experiments.storage.results import with_stored
+from fewbits.experiments.storage.results import best_of_recent, scores_over_training, with_stored
 from fewbits.experiments.training import run
+from fewbits.experiments.trial import Runtime
 from tests.experiments.data.data_inputs import bin_folder
 from tests.experiments.evaluation.evaluation_inputs import toy_tasks
 
@@ -88,6 +90,35 @@ def test_a_trial_in_subwords_ends_with_tasks(cache: Path, tasks: Path, tmp_path:
     assert result["status"] == "done"
     assert with_stored(folder.path, result)["tasks"]["toy"]["acc,none"] in (1 / 3, 2 / 3)
     assert json.loads((folder.path / "result.json").read_text()) == result
+
+
+def test_tasks_and_texts_are_evaluated_during_training_without_changing_it(
+    cache: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that the stored results of a step equal those of `fewbits evaluate --step`, and that the trial is equal."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    (tmp_path / "notes.txt").write_text("def f(x):\n    return x + 1\n" * 20)
+    asked = ["evaluation.tasks=[toy]", f"evaluation.tasks_path={tasks}", f"evaluation.texts=[{tmp_path}/notes.txt]"]
+    place = [*SUBWORDS, "training.steps=6", f"runtime.cache={cache}", "recipe=nvfp4", "recipe.keep.last=0"]
+    plain, _ = run(*load_trial(overrides(*place, f"runtime.runs={tmp_path}/plain")))
+    often = [*asked, "evaluation.tasks_every=2", "runtime.keep_steps=[2]", f"runtime.runs={tmp_path}/often"]
+    folder, _ = run(*load_trial(overrides(*place, *often)))
+    assert folder.id == plain.id
+    assert (folder.path / "metrics.parquet").read_bytes() == (plain.path / "metrics.parquet").read_bytes()
+    table = scores_over_training(folder.path)
+    losses, scores = (table[table["name"] == name] for name in ("texts.notes.txt.loss", "tasks.toy.acc,none"))
+    assert list(losses["step"]) == list(scores["step"]) == [2, 4, 6]
+    assert losses["value"].is_unique
+    assert best_of_recent(folder.path, "texts.notes.txt.loss", 2) == max(losses["value"][1:])
+    assert best_of_recent(folder.path, "texts.notes.txt.loss", 9) == max(losses["value"])
+    assert best_of_recent(folder.path, "tasks.other.acc", 2) is None
+    settings = {"step": 2, "again": True, "include_path": str(tasks), "runtime": Runtime(cache=str(cache))}
+    again = evaluate(folder.path, ["toy"], texts=[tmp_path / "notes.txt"], **settings)  # type: ignore[arg-type]
+    assert again["texts"]["notes.txt"]["loss"] == losses["value"].iloc[0]
+    assert again["tasks"]["toy"]["acc,none"] == scores["value"].iloc[0]
 
 
 def test_a_trial_that_trains_again_for_a_checkpoint_keeps_its_evaluations(
