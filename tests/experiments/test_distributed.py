@@ -115,7 +115,7 @@ def test_the_statistics_of_two_ranks_are_those_of_one(cache: Path, tmp_path: Pat
     slots = [frame[frame["slot"] != "weight"].reset_index(drop=True) for frame in rows]
     assert len(slots[0]) > 0
     assert set(slots[0]["batches"]) == {1, 2}  # 1: all micro-batches read the same quantized weights
-    pd.testing.assert_frame_equal(*slots, check_exact=True)
+    pd.testing.assert_frame_equal(slots[0], slots[1], check_exact=True)
 
 
 def test_a_batch_that_two_processes_cannot_share_is_refused_by_both(cache: Path, tmp_path: Path) -> None:
