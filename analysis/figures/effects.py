@@ -28,9 +28,9 @@ FAR = 4.0  # the axis does not extend to effects greater than FAR times the medi
 
 @dataclass(frozen=True)
 class EffectsFigure:
-    """The figure of the effects of all arms of a study, as figures.yaml declares it.
+    """A figure of the effects of arms, as figures.yaml declares it.
 
-    The key `groups` of arms.yaml lists the sweeps whose arms are shown.
+    groups: the sweeps whose arms are shown; if empty, those in the key `groups` of arms.yaml.
     """
 
     id: str
@@ -39,6 +39,7 @@ class EffectsFigure:
     # SWEEP/ARM → the key, in `numbers` of papers/STUDY.yaml, of the paper's number for the arm's change.
     paper: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    groups: tuple[Group, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def effects_of(results: Results, study: str, of: EffectsFigure) -> list[Effect]:
     """
     table, found = arm_table(study), []
     seen: set[tuple[str, ...]] = set()
-    for group in table.groups:
+    for group in of.groups or table.groups:
         part = sweep_places(results, group.sweep, group.where)
         if isinstance(part, NotPlanned):
             continue

@@ -29,7 +29,7 @@ class Declared:
 
     training: tuple[TrainingFigure, ...] = ()
     ood: tuple[OodFigure, ...] = ()
-    effects: EffectsFigure | None = None
+    effects: tuple[EffectsFigure, ...] = ()
     probes: ProbesFigure | None = None
     noise: tuple[NoiseRows, ...] = ()
     arms: tuple[ArmsTable, ...] = ()
@@ -58,8 +58,8 @@ def declared_figures(study: str) -> Iterator[tuple[str, str | None, MakeFigure]]
         yield training.id, training.title, partial(training_figure, study=study, of=training)
     for ood in found.ood:
         yield ood.id, None, partial(ood_figure, study=study, of=ood)
-    if found.effects is not None:
-        yield found.effects.id, found.effects.title, partial(effects_picture, study=study, of=found.effects)
+    for effects in found.effects:
+        yield effects.id, effects.title, partial(effects_picture, study=study, of=effects)
     if found.probes is not None:
         yield found.probes.id, found.probes.title, partial(probes_figure, study=study, of=found.probes)
 

@@ -10,7 +10,9 @@ import pytest
 from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
-from fewbits.analysis.report.items import OutOfReach, Setting, TableResult, Value
+from fewbits.analysis.figures.effects import effects_of, effects_picture
+from fewbits.analysis.report.declared import declared
+from fewbits.analysis.report.items import FigureResult, OutOfReach, Setting, TableResult, Value
 from fewbits.analysis.report.registry import study_registry
 from fewbits.analysis.studies.mor.tensors import ONE
 from fewbits.analysis.tables.comparing import compare, pools
@@ -147,7 +149,7 @@ def test_errors_beyond_the_threshold_were_not_accepted(cpu: Plan) -> None:
     assert text(cell(made, "Two-way", "Largest error")) == "by blocks"
 
 
-OPEN = ("Thresholds", "Sub-channel", "Second rounding", "Outlook", "Crossed", "Families")
+OPEN = ("Thresholds", "Sub-channel", "Second rounding", "Outlook", "Crossed", "Recipes by models", "Axes by models")
 
 
 def test_what_the_paper_left_open_is_not_run_at_a_small_scale(found: Results) -> None:
@@ -184,13 +186,24 @@ def test_text_and_batch_of_configuration_2_have_rows_of_their_own(plans: Callabl
         assert mean(cell(made, row.title, "Tensors in BF16")) == pytest.approx(25), "one of the four parts falls back"
 
 
-def test_other_families_are_compared_with_their_own_bf16(plans: Callable[..., Plan]) -> None:
-    own = plans("scale=questions", "sweep=families", "seeds=[0,1]")
-    made = table("Families", results(own, World(effect={"mor@tensor": 0.004})))
-    titles = [row.title for row in made.rows]
-    assert len(titles) == 2 * 3 * (3 + 2), "2 models × 3 partitions × (3 thresholds with GAM + 2 other scalings)"
-    assert mean(made.rows[titles.index("gpt2-nano tensor 0.03 gam")].cells[0]) == pytest.approx(0.4, rel=0.01)
-    assert mean(made.rows[titles.index("llama2-nano channel 0.045 e8m0")].cells[0]) == pytest.approx(0.0, abs=0.01)
+def test_recipes_and_settings_on_several_models_are_compared_with_each_models_own_bf16(
+    plans: Callable[..., Plan],
+) -> None:
+    """Check a row for each arm and model, and the figures of both sweeps."""
+    for sweep, name, figure, arms in (
+        ("recipes-by-models", "Recipes by models", "Figure R", 5),
+        ("axes-by-models", "Axes by models", "Figure S", 15),
+    ):
+        own = results(plans("scale=questions", f"sweep={sweep}", "seeds=[0,1]"), World(effect={"tensor": 0.004}))
+        made = table(name, own)
+        assert len(made.rows) == 3 * arms
+        changes = [mean(row.cells[1]) for row in made.rows if row.title.startswith("Tensor")]
+        assert changes == pytest.approx([0.4] * 3, rel=0.01)
+        (of,) = (one for one in declared("mor").effects if one.id == figure)
+        effects = effects_of(own, "mor", of)
+        assert len(effects) == 3 * arms
+        assert {one.label.partition(":")[0] for one in effects} == {"GPT-2", "Llama 2", "Nemotron"}
+        assert isinstance(effects_picture(own, "mor", of), FigureResult)
 
 
 def test_an_empty_store_gives_tables_without_numbers(cpu: Plan) -> None:

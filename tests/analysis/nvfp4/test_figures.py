@@ -14,7 +14,7 @@ from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Damaged, Results
 from fewbits.analysis.figures import gemm_flow
-from fewbits.analysis.figures.effects import EffectsFigure, effects_of
+from fewbits.analysis.figures.effects import effects_of
 from fewbits.analysis.figures.series import switches
 from fewbits.analysis.figures.theme import THEMES, WIDTH, themed
 from fewbits.analysis.figures.training import assign_styles
@@ -36,7 +36,7 @@ from tests.experiments.data.data_inputs import shared_cache
 FIGURES: dict[str, Entry[MakeFigure]] = {entry.id: entry for entry in study_registry("nvfp4").figures}
 FROM_KERNELS = ("Figure 1", "Figure 5", "Figure C")
 Draw = Callable[[str], Figure]
-EFFECTS_FIGURE = declared("nvfp4").effects or EffectsFigure("")
+(EFFECTS_FIGURE,) = declared("nvfp4").effects
 EFFECTS = {
     ("recipe", "fp8"): 0.001,
     ("recipe", "nvfp4"): 0.006,
