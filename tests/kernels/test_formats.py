@@ -323,8 +323,3 @@ def test_specs_import_nothing_heavy() -> None:
 def test_integers_have_all_multiples_of_their_unit_and_no_lowest_one(name: str, largest: int, unit: float) -> None:
     values = set(Format.parse(name).values())
     assert values == {n * unit for n in range(-largest, largest + 1)}
-
-
-def test_int8_has_the_values_of_ocps_mxint8() -> None:
-    theirs = {gfloat.decode_float(gf.format_info_ocp_int8, code).fval for code in range(256)}
-    assert set(Format.parse("int8").values()) == theirs - {-2.0}
