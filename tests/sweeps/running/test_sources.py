@@ -21,6 +21,7 @@ from tests.messages import names
 from tests.sweeps.sweep_inputs import folders, planned, tiny_file
 
 ONE = {"seeds": [0], "arms": {"bf16": {"overrides": ["recipe=bf16", "training.steps=2"]}}}
+RECORDED = numerics.recorded()[0]
 SetVersion = Callable[[int], None]
 
 
@@ -68,12 +69,12 @@ def test_an_upgrade_in_the_middle_of_a_study_shows_the_old_results_until_the_swe
     sweep = ("sweep", file, "--runs", runs, "--backend", "local")
     printed(capsys, *sweep)
     (old,) = (path.parent for path in runs.glob("*/result.json"))
-    version(3)
+    version(RECORDED + 1)
     (row,) = json.loads(printed(capsys, "status", file, "--runs", runs, "--json"))
     assert (row["folder"], row["state"]) == (old.name, "done")
     assert "another version of the code" in row["note"]
     explained = printed(capsys, "explain", old.name, "--runs", runs).splitlines()
-    assert explained[0] == "numerics version: 2 → 3"
+    assert explained[0] == f"numerics version: {RECORDED} → {RECORDED + 1}"
     (new,) = folders(planned(file, f"runtime.runs={runs}"))
     assert new.path.name != old.name
     assert not new.over
@@ -107,12 +108,12 @@ def test_runs_of_fewbits_0_1_0_are_readable_and_neither_matched_nor_pruned(
     old = as_of_0_1_0(now)
     assert not is_current(opened(old).provenance() or {})
     assert json.loads(printed(capsys, "prune", "stale", "--runs", runs, "--json")) == []
-    assert re.match(r"numerics version: \['a+'\] → 2\n", printed(capsys, "explain", old.name, "--runs", runs))
+    assert re.match(rf"numerics version: \['a+'\] → {RECORDED}\n", printed(capsys, "explain", old.name, "--runs", runs))
     (trial,) = planned(file, f"runtime.runs={runs}").trials.values()
     assert trial.folder.path == now
     assert not trial.folder.over
     assert work(job(trial)).kind == "over"
-    assert re.search(r"numerics version: .* → 2", printed(capsys, "explain", old, now))
+    assert re.search(rf"numerics version: .* → {RECORDED}", printed(capsys, "explain", old, now))
     assert "validation" in printed(capsys, "evaluate", old, "--cache", cache)
     exported = copied / "exported"
     printed(capsys, "export", old, "--format", "huggingface", "--out", exported, "--cache", cache)
