@@ -6,9 +6,7 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +15,6 @@ import pytest
 
 from fewbits import __version__, cli
 from fewbits.commands import doctor
-from fewbits.kernels.backends import build
 
 COMMAND = [sys.executable, "-m", "fewbits.cli"]
 
@@ -176,34 +173,11 @@ def test_a_pipe_whose_reader_has_gone_is_silent(words: list[str]) -> None:
     assert answer.stderr == ""
 
 
-# doctor
-
-
-def test_doctor_takes_no_longer_than_some_starts_of_python() -> None:
-    """`fewbits doctor` takes at most 25 times as long as an empty Python program, so it does not import torch.
-
-    An import of torch takes over 50 times as long. The kernels are built before the measurement, since otherwise doctor
-    also tests the compiler.
-    """
-    if build.compiler():
-        build.build()
-
-    def seconds(start: Callable[[], object]) -> float:
-        before = time.perf_counter()
-        start()
-        return time.perf_counter() - before
-
-    empty = partial(subprocess.run, [sys.executable, "-c", ""], check=True)
-    ratios = [seconds(partial(fewbits, "doctor")) / seconds(empty) for _ in range(5)]
-    assert min(ratios) < 25
-
-
 HEAVY = {"torch", "pandas", "cupy", "ray", "mlflow", "hydra"}
 
 
-@pytest.mark.parametrize("words", [["--help"], ["doctor"]])
-def test_the_command_line_imports_no_heavy_library(words: list[str]) -> None:
-    probe = f"import sys; from fewbits.cli import main; main({words}); print(*sys.modules, file=sys.stderr)"
+def test_the_command_line_imports_no_heavy_library() -> None:
+    probe = "import sys; from fewbits.cli import main; main(['--help']); print(*sys.modules, file=sys.stderr)"
     loaded = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False).stderr.split()
     assert "fewbits.cli" in loaded
     assert not (HEAVY | {"numpy"}) & set(loaded)
@@ -227,76 +201,59 @@ for command in cli.COMMANDS:
     assert answer.stderr.splitlines() == [command.name for command in cli.COMMANDS]
 
 
+# doctor
+
+
 def test_doctor_says_the_same_in_text_and_json() -> None:
     text, answer = fewbits("doctor"), json.loads(fewbits("doctor", "--json").stdout)
-    lines = text.stdout.splitlines()
-    assert set(answer["facts"]) >= {"python", "torch", "cpu", "cores", "compiler", "library", "gpu", "cupy", "backend"}
-    for name, fact in answer["facts"].items():
-        (line,) = [line for line in lines if line[1:].split()[:1] == [name]]
-        assert str(fact["value"] or "") in line
-        assert fact["detail"] in line
-        assert line[0] == {"ok": " ", "note": "-", "problem": "!"}[fact["status"]]
-        assert fact["fix"] in text.stdout
-        assert bool(fact["fix"]) == (fact["status"] != "ok")
     assert answer["well"] == (text.returncode == 0)
+    assert set(answer["facts"]) >= {"fewbits", "cpu"}
+    lines = [line.split(maxsplit=2) for line in text.stdout.splitlines()]
+    for part, facts in answer["facts"].items():
+        for name, value in facts.items():
+            assert ([part, name, value] in lines) == (value is not None)
 
 
-@pytest.mark.parametrize("forced", ["", *doctor.BACKENDS])
+@pytest.mark.parametrize("forced", ["", "reference", "cpu", "cuda", "fast"])
 def test_doctor_names_the_backend_that_the_kernels_choose(monkeypatch: pytest.MonkeyPatch, forced: str) -> None:
-    from fewbits.kernels.backends import choice as backends
+    from fewbits.kernels.backends.choice import backend_for
 
-    assert backends.NAMES == doctor.BACKENDS
     monkeypatch.setenv("FEWBITS_BACKEND", forced)
-    fact = {fact.name: fact for fact in doctor.facts()}["backend"]
-    assert ("FEWBITS_BACKEND" in fact.detail) == bool(forced)
-    if fact.status == "problem":
+    facts, _, problems = doctor.examine()
+    for problem in problems:
+        assert problem.startswith(f"FEWBITS_BACKEND={forced}")
         with pytest.raises(ValueError, match=f"FEWBITS_BACKEND={forced}"):
-            backends.backend_for("cpu")
-    else:
-        assert backends.backend_for("cpu").name == fact.value
+            backend_for("cpu")
+    if not problems:
+        assert facts["cpu"]["backend"] == backend_for("cpu").name
+    assert bool(problems) == (forced == "fast" or (forced == "cuda" and "cuda" not in facts))
 
 
 def test_doctor_finds_a_backend_that_does_not_exist() -> None:
     answer = fewbits("doctor", FEWBITS_BACKEND="fast")
     assert answer.returncode == 1
-    assert re.search(r"^! +backend", answer.stdout, re.MULTILINE)
-    assert all(backend in answer.stdout for backend in doctor.BACKENDS)
-
-
-def test_without_a_compiler_doctor_says_reference_and_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("FEWBITS_BACKEND", raising=False)
-    monkeypatch.setattr(build, "compiler", lambda: None)
-    monkeypatch.setattr(build, "library_path", lambda: tmp_path / "missing.so")
-    found = {fact.name: fact for fact in doctor.facts()}
-    assert found["backend"].value == "reference"
-    assert found["backend"].status == "note"
-    assert all("g++" in found[name].fix for name in ("compiler", "library", "backend"))
-
-    monkeypatch.setenv("FEWBITS_BACKEND", "cpu")
-    found = {fact.name: fact for fact in doctor.facts()}
-    assert found["backend"].status == "problem"
-
-
-def test_a_compiler_that_is_there_and_does_not_work_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Doctor treats a compiler that exists but does not work, for example a g++ without headers, as missing."""
-    compiler = tmp_path / "g++"
-    compiler.write_text("#!/bin/sh\necho 'no include path in which to search for algorithm'\nexit 1\n")
-    compiler.chmod(0o755)
-    answer = fewbits("doctor", CXX=str(compiler), FEWBITS_CACHE=str(tmp_path))
-    assert "no include path in which to search for algorithm" in answer.stdout
-    assert re.search(r"^- +backend +reference", answer.stdout, re.MULTILINE)
+    assert "\nproblem: FEWBITS_BACKEND=fast is unknown: valid values are reference, cpu, cuda\n" in answer.stdout
 
 
 @pytest.mark.parametrize(
-    ("version", "status"),
-    [(None, "problem"), ("2.4.1", "problem"), ("2.11.0", "ok"), ("2.13.0+cu130", "ok"), ("3.0.0a1", "ok")],
+    ("script", "note"),
+    [
+        (None, "g\\+\\+ is not installed"),
+        ("echo 'no include path in which to search for algorithm'; exit 1", "no include path in which to search"),
+    ],
 )
-def test_doctor_judges_the_version_of_torch(monkeypatch: pytest.MonkeyPatch, version: str | None, status: str) -> None:
-    monkeypatch.setattr(doctor, "_version_of", lambda package: version)
-    found = {fact.name: fact for fact in doctor.facts()}
-    assert found["torch"].status == status
+def test_without_a_working_compiler_doctor_says_reference_and_why(
+    script: str | None, note: str, tmp_path: Path
+) -> None:
+    """A compiler can be missing, or exist but not work, for example a g++ without headers."""
+    compiler = tmp_path / "g++"
+    if script:
+        compiler.write_text(f"#!/bin/sh\n{script}\n")
+        compiler.chmod(0o755)
+    answer = fewbits("doctor", CXX=str(compiler), FEWBITS_CACHE=str(tmp_path))
+    assert re.search(r"^cpu +backend +reference$", answer.stdout, re.MULTILINE)
+    assert re.search(rf"^note: .*{note}", answer.stdout, re.MULTILINE)
+    assert answer.returncode == 0
 
 
 def test_doctor_test_runs_the_self_test_of_the_kernels(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 import zipfile
 from pathlib import Path
 
@@ -290,10 +289,3 @@ def test_the_python_of_the_readme_runs() -> None:
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
-
-
-def test_what_doctor_asks_of_torch_is_what_the_package_requires() -> None:
-    from fewbits.commands.doctor import OLDEST_TORCH
-
-    required = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert "torch>={}.{}".format(*OLDEST_TORCH) in required

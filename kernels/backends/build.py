@@ -6,7 +6,6 @@ compiler can use a library that another machine built. One process builds at a t
 written under another name and renamed when it is complete. The file ends with its name, which contains the hash of its
 sources, and with the hash of its content: a file that was renamed, or half a file (after a full disk or a power
 failure), is never loaded.
-This module imports neither torch nor numpy, so that `fewbits doctor` works where they are missing.
 """
 
 import ctypes
@@ -119,19 +118,6 @@ def open_lock(lock: Path) -> TextIO:
         return lock.open("w")
     except OSError as error:
         raise BuildError(f"cannot write to {lock.parent} ({error}): set FEWBITS_CACHE to a writable folder") from None
-
-
-def compiler_error(command: tuple[str, ...]) -> str | None:
-    """Compile a small function with our flags and load it; return the error message, or None if it works."""
-    with tempfile.TemporaryDirectory() as folder:
-        source, result = Path(folder, "try.cpp"), Path(folder, "try.so")
-        source.write_text("#include <algorithm>\nint largest(int a, int b) { return std::max(a, b); }\n")
-        try:
-            _run([[*command, *compilation.flags(), "-shared", str(source), "-o", str(result)]])
-            load(result)
-        except (BuildError, OSError) as error:
-            return str(error)
-    return None
 
 
 def _compiled(command: tuple[str, ...], target: Path) -> bytes:
