@@ -10,54 +10,36 @@ from typing import TYPE_CHECKING
 from fewbits.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from fewbits.analysis.tidy.runs import Place, Runs, read, runs
-    from fewbits.experiments.config import load_recipe, load_trial
-    from fewbits.experiments.evaluation.evaluate import evaluate
-    from fewbits.kernels.accumulators import product
-    from fewbits.kernels.api import QuantStats, fake_quantize, fake_quantize_both, mix
-    from fewbits.kernels.formats import Format
-    from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise, unpack_noise
-    from fewbits.kernels.packed import Packed, decode, encode
-    from fewbits.kernels.quantizer import Mixture, Quantizer
-    from fewbits.kernels.seeds import derive_seed
-    from fewbits.models.layer_table import layer_table
-    from fewbits.models.networks.registry import build
-    from fewbits.models.observer import Observer, ObserverConfig
-    from fewbits.models.quantize import Quantization, quantize
-    from fewbits.models.recipe import Recipe
-
-__all__ = [
-    "Format",
-    "Mixture",
-    "Observer",
-    "ObserverConfig",
-    "Packed",
-    "Place",
-    "QuantStats",
-    "Quantization",
-    "Quantizer",
-    "Recipe",
-    "Runs",
-    "build",
-    "decode",
-    "derive_seed",
-    "encode",
-    "evaluate",
-    "fake_quantize",
-    "fake_quantize_both",
-    "gaussian_noise",
-    "layer_table",
-    "load_recipe",
-    "load_trial",
-    "mix",
-    "product",
-    "quantize",
-    "read",
-    "runs",
-    "sample_weight",
-    "uniform_noise",
-    "unpack_noise",
-]
+    from fewbits.analysis.tidy.runs import Place as Place
+    from fewbits.analysis.tidy.runs import Runs as Runs
+    from fewbits.analysis.tidy.runs import read as read
+    from fewbits.analysis.tidy.runs import runs as runs
+    from fewbits.experiments.config import load_recipe as load_recipe
+    from fewbits.experiments.config import load_trial as load_trial
+    from fewbits.experiments.evaluation.evaluate import evaluate as evaluate
+    from fewbits.kernels.accumulators import product as product
+    from fewbits.kernels.api import QuantStats as QuantStats
+    from fewbits.kernels.api import fake_quantize as fake_quantize
+    from fewbits.kernels.api import fake_quantize_both as fake_quantize_both
+    from fewbits.kernels.api import mix as mix
+    from fewbits.kernels.formats import Format as Format
+    from fewbits.kernels.noise import gaussian_noise as gaussian_noise
+    from fewbits.kernels.noise import sample_weight as sample_weight
+    from fewbits.kernels.noise import uniform_noise as uniform_noise
+    from fewbits.kernels.noise import unpack_noise as unpack_noise
+    from fewbits.kernels.packed import Packed as Packed
+    from fewbits.kernels.packed import decode as decode
+    from fewbits.kernels.packed import encode as encode
+    from fewbits.kernels.quantizer import Mixture as Mixture
+    from fewbits.kernels.quantizer import Quantizer as Quantizer
+    from fewbits.kernels.seeds import derive_seed as derive_seed
+    from fewbits.models.layer_table import layer_table as layer_table
+    from fewbits.models.networks.registry import build as build
+    from fewbits.models.observer import Observer as Observer
+    from fewbits.models.observer import ObserverConfig as ObserverConfig
+    from fewbits.models.quantize import Quantization as Quantization
+    from fewbits.models.quantize import quantize as quantize
+    from fewbits.models.recipe import Recipe as Recipe
 
 _DEFINED_IN = {  # module → the public names that it defines
     "fewbits.analysis.tidy.runs": ("Place", "Runs", "read", "runs"),
@@ -77,6 +59,7 @@ _DEFINED_IN = {  # module → the public names that it defines
     "fewbits.models.recipe": ("Recipe",),
 }
 _MODULE_OF = {name: module for module, names in _DEFINED_IN.items() for name in names}
+__all__ = [*_MODULE_OF]
 
 if not TYPE_CHECKING:  # hidden from type checkers: with a __getattr__, they would accept names that do not exist
 

@@ -77,12 +77,13 @@ GROUPS = {
 }
 COMMANDS = tuple(command for commands in GROUPS.values() for command in commands)
 LISTS = ("recipes", "models", "scales", "schedules", "optimizers", "precisions", "studies")
-EARLIER = {  # commands of version 0.1, and what to write instead
-    **{name: f"list {name}" for name in LISTS},
-    "data prepare": "data NAME",
-    "sync": "ui --sync-only",
-    "logs": "status RUN",
-    "report --compare": "report --index",
+EARLIER = {  # commands and options of version 0.1, and what became of them
+    **{name: f"is now `fewbits list {name}`" for name in LISTS},
+    "data prepare": "is now `fewbits data NAME`",
+    "sync": "is now `fewbits ui --sync-only`",
+    "logs": "is now `fewbits status RUN`",
+    "report --compare": "is now `fewbits report --index`",
+    "sweep --like": "is gone: a trial resumes on its own kind of machine, or starts again",
 }
 
 
@@ -96,11 +97,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _dispatch(tuple(sys.argv[1:] if argv is None else argv))
         finally:
             sys.stdout.flush()  # here, since it raises the BrokenPipeError handled below if the pipe is closed
-    except ValueError as error:
-        if sys.flags.dev_mode:
-            raise
-        notice(error)
-        return 2
     except KeyboardInterrupt:
         notice("interrupted")
         return 130
@@ -108,31 +104,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The interpreter flushes stdout again when it exits; redirect it to /dev/null to avoid a second error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except RuntimeError as error:
-        # Path.expanduser raises a RuntimeError about the "home directory" for ~NAME without a user NAME.
-        if sys.flags.dev_mode or "home directory" not in str(error):
+    except Exception as error:
+        status, text = _explained(error)
+        if sys.flags.dev_mode or not status:
             raise
-        notice("a path begins with ~NAME, but this machine has no user NAME")
-        return 2
-    except OSError as error:
-        if sys.flags.dev_mode or error.errno is None:
-            raise
-        prefix = f"{error.filename}: " if error.filename else ""
-        notice(f"{prefix}{error.strerror}")
-        return 1
-    except ModuleNotFoundError as error:
-        if sys.flags.dev_mode or error.name is None or error.name.partition(".")[0] == "fewbits":
-            raise
+        notice(text)
+        return status
+
+
+def _explained(error: Exception) -> tuple[int, str]:
+    """Return the exit status for an error and the text to print; the status is 0 if the error is a bug."""
+    if isinstance(error, ValueError):
+        return 2, str(error)
+    if isinstance(error, RuntimeError) and "home directory" in str(error):  # from Path.expanduser
+        return 2, "a path begins with ~NAME, but this machine has no user NAME"
+    if isinstance(error, OSError) and error.errno is not None:
+        return 1, f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+    if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != "fewbits":
         advice = "run fewbits, and on a Ray cluster `ray start`, in the Python environment that has its dependencies"
-        notice(f"{sys.executable} has no module {error.name!r}: {advice}")
-        return 1
+        return 1, f"{sys.executable} has no module {error.name!r}: {advice}"
+    return 0, ""
 
 
 def _dispatch(argv: tuple[str, ...]) -> int:
+    typed = tuple(text.partition("=")[0] for text in argv)
     for name, now in EARLIER.items():
         words = tuple(name.split())
-        if argv[: len(words)] == words or (argv[:1] == words[:1] and words[-1].startswith("--") and words[-1] in argv):
-            raise ValueError(f"`fewbits {name}` is now `fewbits {now}`")
+        has_option = words[-1].startswith("--") and typed[:1] == words[:1] and words[-1] in typed
+        if has_option or typed[: len(words)] == words:
+            raise ValueError(f"`fewbits {name}` {now}")
     for command in COMMANDS:
         if argv[: len(command.words)] == command.words:
             return command.run(argv[len(command.words) :])

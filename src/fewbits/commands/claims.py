@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from fewbits.commands.sweep import in_store
 from fewbits.common.arguments import CommandParser
-from fewbits.common.terminal import print_table
+from fewbits.common.terminal import print_json, print_table
 from fewbits.common.wording import plural
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
             print(f"- {{study: {spread.study}, scale: {spread.scale}, {values}, source: here}}")
         return 0
     if options.json:
-        print(json.dumps(report.record(), indent=2, ensure_ascii=False))
+        print_json(report.record())
         return 0
     print_table(HEADS, [row for verdict in report.verdicts.values() for row in _rows(verdict)], right=RIGHT)
     for notice in report.origin.notices:

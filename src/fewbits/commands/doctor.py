@@ -5,7 +5,6 @@ The facts are those that a trial on this machine records. The CPU kernels are bu
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -14,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fewbits.common.arguments import CommandParser, positive
-from fewbits.common.terminal import print_table
+from fewbits.common.terminal import print_json, print_table
 from fewbits.version import __version__
 
 EXAMPLES = """\
@@ -53,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         tested = [dict(zip(("name", "passed", "detail"), check, strict=True)) for check in checks]
         found = {"well": well, "facts": facts, "notes": notes, "problems": problems, "self_test": tested}
-        print(json.dumps(found, indent=2))
+        print_json(found)
         return 0 if well else 1
     rows = [(part, name, value) for part, named in facts.items() for name, value in named.items() if value is not None]
     print_table([""] * 3, rows)

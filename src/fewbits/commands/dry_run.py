@@ -112,19 +112,17 @@ def _totals(plan: Plan, statuses: Mapping[str, TrialStatus], parallel: int | Non
     if backend == "local":
         slots = min(slots, _slots(missing))
     until: dict[str, float] = {}  # by trial id: its seconds and those of its chain of missing parents
-    total, sources = 0.0, dict.fromkeys(speeds.estimate(planned)[1] for planned in missing)
+    total, sources, time = 0.0, dict[str, None](), "time unknown: no similar trial has run in this store yet"
     for planned in missing:
-        seconds = speeds.estimate(planned)[0]
+        seconds, source = speeds.estimate(planned)
         if seconds is None:
-            lines.append("time unknown: no similar trial has run in this store yet")
             break
         seconds *= 1 - store.reached(planned.folder) / planned.trial.training.steps
-        total += seconds
+        total, sources[source] = total + seconds, None
         until[planned.id] = seconds + until.get(planned.parent or "", 0.0)
     else:
-        whole = clock(max(total / slots, *until.values()))
-        lines.append(f"about {whole}, {slots} at a time, {'; '.join(sources)}")
-    return [*lines, f"{disk(missing) / 1e9:.1f} GB of checkpoints"]
+        time = f"about {clock(max(total / slots, *until.values()))}, {slots} at a time, {'; '.join(sources)}"
+    return [*lines, time, f"{disk(missing) / 1e9:.1f} GB of checkpoints"]
 
 
 def _slots(planned: Sequence[Planned]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fewbits.common import terminal
 from fewbits.common.arguments import CommandParser, positive
-from fewbits.common.terminal import print_table
+from fewbits.common.terminal import print_json, print_table
 
 if TYPE_CHECKING:
     from fewbits.experiments.storage.results import Evaluation
@@ -57,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     finally:
         terminal.clear()
     if options.json:
-        print(json.dumps([_plain(*one) for one in evaluated], indent=2, ensure_ascii=False))
+        print_json([_plain(*one) for one in evaluated])
     else:
         _print(evaluated)
     return 0

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fewbits.common.arguments import CommandParser
 from fewbits.common.wording import differences
-
-if TYPE_CHECKING:
-    from fewbits.experiments.trial import Trial
 
 EXAMPLES = """\
 examples:
@@ -85,9 +82,11 @@ def _changes(path: Path) -> list[str]:
     if overrides := _overrides(path, provenance):
         trial = saved_trial(path)
         try:
-            current = _with_vocabulary(load_trial(overrides)[0], trial)
+            current, _ = load_trial(overrides)
         except ValueError as error:  # for example because a config file is not on this machine
             return [f"the overrides of the run no longer define a trial: {error}"]
+        if current.model.name == trial.model.name:  # the vocabulary depends on the data, which are not read here
+            current = replace(current, model=replace(current.model, vocab=trial.model.vocab))
         was, now = ({"config": all_settings(one), "data": asdict(one.data)} for one in (trial, current))
     if not is_current(provenance):
         sources = {file: running().get(file) for file in changed()}
@@ -104,13 +103,6 @@ def _overrides(path: Path, provenance: dict[str, Any]) -> Sequence[str]:
             return cell.overrides
     _, *command = provenance.get("command") or [""]
     return [text for text in command[1:] if "=" in text and text[0] != "-"] if command[:1] == ["train"] else []
-
-
-def _with_vocabulary(current: Trial, trial: Trial) -> Trial:
-    """Return `current` with the vocabulary of `trial`, which depends on the data, if they have models of one name."""
-    if current.model.name != trial.model.name:
-        return current
-    return replace(current, model=replace(current.model, vocab=trial.model.vocab))
 
 
 def _sources(provenance: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def add_hydra_options(parser: CommandParser) -> None:
     group.add_argument("-c", "--cfg", choices=("job", "hydra", "all"), help="print the composed config, train nothing")
     group.add_argument("--resolve", action="store_true", help="with --cfg: resolve interpolations")
     group.add_argument("-p", "--package", metavar="KEY", help="with --cfg: print this part, for example recipe")
-    group.add_argument("-cd", "--config-dir", metavar="DIR", help="a folder of your own configs, such as DIR/recipe")
+    parser.add_config_dir()
 
 
 def show_config(options: argparse.Namespace, overrides: Sequence[str]) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fewbits.common.arguments import WIDTH, CommandParser
-from fewbits.common.terminal import print_table
+from fewbits.common.terminal import print_json, print_table
 
 if TYPE_CHECKING:
     from fewbits.experiments.config_files import Folders
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits list", __doc__, EXAMPLES)
     parser.add_argument("group", choices=GROUPS, metavar="GROUP", help=", ".join(GROUPS))
     parser.add_argument("name", nargs="?", metavar="NAME", help="show only this one, with its settings; or ./FILE.yaml")
-    parser.add_argument("-cd", "--config-dir", metavar="DIR", help="also list the files of DIR/recipe, DIR/model, …")
+    parser.add_config_dir()
     parser.add_argument("--json", action="store_true", help="print JSON: a list of objects")
     options = parser.parse_args(argv)
     if options.group == "studies":
@@ -63,10 +63,6 @@ def main(argv: Sequence[str]) -> int:
     else:
         _print_group(group, options.name, searched, options.json)
     return 0
-
-
-def _print_json(rows: Sequence[Mapping[str, Any]]) -> None:
-    print(json.dumps(rows, indent=2, ensure_ascii=False))
 
 
 def _setting_lines(settings: Mapping[str, Any], heading: str = "settings, changed by KEY=VALUE") -> Iterator[str]:
@@ -100,14 +96,13 @@ def _print_studies(name: str | None, as_json: bool) -> None:
         one_of("study", name, STUDIES)
     studies = [study for study in STUDIES.values() if name in (None, study.name)]
     if as_json:
-        _print_json([{**dataclasses.asdict(study), "recipes": study.recipes} for study in studies])
+        print_json([{**dataclasses.asdict(study), "recipes": study.recipes} for study in studies])
         return
-    titles = [f"{study.title} (arXiv {study.arxiv})" if study.arxiv else study.title for study in studies]
-    entries = [
-        [study.name, title, study.about, f"recipes {', '.join(study.recipes)}"]
-        for study, title in zip(studies, titles, strict=True)
-    ]
-    print("\n\n".join("\n  ".join(entry) for entry in entries))
+    entries = []
+    for study in studies:
+        title = f"{study.title} (arXiv {study.arxiv})" if study.arxiv else study.title
+        entries.append("\n  ".join([study.name, title, study.about, f"recipes {', '.join(study.recipes)}"]))
+    print("\n\n".join(entries))
 
 
 # ------------------------------------------------------------------------------------------------ recipes
@@ -123,7 +118,11 @@ def _print_recipes(name: str | None, searched: Sequence[str], as_json: bool) -> 
 
     recipes, wrong = _read("recipe", name, searched, lambda one: recipe_and_settings([*searched, f"recipe={one}"]))
     if as_json:
-        _print_json([_described(one, *recipes[one]) for one in recipes])
+        rows = []
+        for one, (recipe, settings) in recipes.items():
+            head = {"name": one, "about": recipe.about, "operands": _operands(recipe), "output": recipe.wgrad.output}
+            rows.append({**head, **_fields(recipe), "settings": settings})
+        print_json(rows)
     elif name is None or wrong:
         print("\n\n".join(_entry(one, recipe) for one, (recipe, _) in recipes.items()))
     else:
@@ -141,11 +140,6 @@ def _operands(recipe: Recipe) -> dict[str, str]:
     from fewbits.models.recipe import HIGH
 
     return {slot: str(resolved.spec or HIGH) for slot, resolved in recipe.operands.items()}
-
-
-def _described(name: str, recipe: Recipe, settings: Mapping[str, Any]) -> dict[str, Any]:
-    head = {"name": name, "about": recipe.about, "operands": _operands(recipe), "output": recipe.wgrad.output}
-    return {**head, **_fields(recipe), "settings": settings}
 
 
 def _fields(recipe: Recipe) -> dict[str, Any]:
@@ -191,13 +185,12 @@ def _print_models(name: str | None, searched: Sequence[str], as_json: bool) -> N
     from fewbits.models.networks.registry import describe, linear_parameters, parameters
 
     configs, wrong = _read("model", name, searched, lambda one: _model(one, searched))
-    columns = ("name", "parameters", "linear_parameters", "description")
-    values = ((name, parameters(one), linear_parameters(one), describe(one)) for name, one in configs.items())
-    rows: list[dict[str, str | int]] = [dict(zip(columns, cells, strict=True)) for cells in values]
+    rows = [(name, parameters(one), linear_parameters(one), describe(one)) for name, one in configs.items()]
     if as_json:
-        _print_json(rows)
+        columns = ("name", "parameters", "linear_parameters", "description")
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
     elif rows:
-        cells = [[f"{value:,}" if isinstance(value, int) else value for value in row.values()] for row in rows]
+        cells = [(name, f"{total:,}", f"{linear:,}", about) for name, total, linear, about in rows]
         print_table(("name", "parameters", "linear", "description"), cells, right=("parameters", "linear"))
     if wrong:
         raise ValueError(wrong)
@@ -228,7 +221,7 @@ def _print_group(group: str, name: str | None, searched: Sequence[str], as_json:
     chosen = names(group, own) if name is None else [name]
     rows = [(name, _about(group, name, own), _settings(group, name, searched, own)) for name in chosen]
     if as_json:
-        _print_json([dict(zip(COLUMNS, row, strict=True)) for row in rows])
+        print_json([dict(zip(COLUMNS, row, strict=True)) for row in rows])
         return
     if name is None:
         print_table(COLUMNS[:2], [(name, about) for name, about, _ in rows])

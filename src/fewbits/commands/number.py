@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from fewbits.common.arguments import CommandParser
-from fewbits.common.terminal import print_table
+from fewbits.common.terminal import print_json, print_table
 from fewbits.kernels.number import Rounded, parse_number, rounded
 
 ABSENT = "–"
@@ -30,18 +28,10 @@ def main(argv: Sequence[str]) -> int:
     number = parse_number(options.number)
     rows = rounded(number)
     if options.json:
-        print(json.dumps([_plain(row) for row in rows], indent=2))
+        print_json([asdict(row) for row in rows])
     else:
         print_table(("format", "bits", *NUMBERS, "kind"), [_cells(row, number) for row in rows], right=NUMBERS)
     return 0
-
-
-def _plain(row: Rounded) -> dict[str, Any]:
-    """Return the result for one format as a dictionary for JSON.
-
-    Infinities and NaN, which JSON does not have, become None.
-    """
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(row).items()}
 
 
 def _cells(row: Rounded, number: float) -> tuple[str, ...]:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fewbits.common import terminal
 from fewbits.common.arguments import CommandParser, positive
-from fewbits.common.terminal import print_table
+from fewbits.common.terminal import print_json, print_table
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from fewbits.experiments.probes.tables import Probe
     from fewbits.models.recipe import Recipe
 
@@ -39,12 +35,14 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_intermixed_args(argv)
 
     from fewbits.experiments.probes.probe import probe
+    from fewbits.experiments.storage.run_folder import expanded, find_run
     from fewbits.experiments.trial import Runtime
 
+    path = expanded(options.run)
     terminal.show("loading the checkpoint and the batches")
     try:
         result = probe(
-            _run_folder(options.run, options.runs),
+            path if path.is_dir() else find_run(options.run, options.runs),
             _recipes(options.recipes),
             batches=options.batches,
             seeds=options.seeds,
@@ -58,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     finally:
         terminal.clear()
     if options.json:
-        print(json.dumps(_plain(result), indent=2, ensure_ascii=False))
+        print_json(_plain(result))
     else:
         _print_summary(result)
         if options.layers:
@@ -88,17 +86,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run_folder(name: str, runs: Path) -> Path:
-    """Return the folder of a run or of a checkpoint.
-
-    name: the folder's path; or the name of a run's folder in the store `runs`, or the first digits of the run's hash.
-    """
-    from fewbits.experiments.storage.run_folder import expanded, find_run
-
-    path = expanded(name)
-    return path if path.is_dir() else find_run(name, runs)
-
-
 def _recipes(arguments: Sequence[str]) -> list[Recipe]:
     """Return the recipes of arguments NAME [KEY=VALUE …] NAME …; KEY=VALUE changes the recipe before it.
 
@@ -124,15 +111,7 @@ def _recipes(arguments: Sequence[str]) -> list[Recipe]:
 def _plain(result: Probe) -> dict[str, Any]:
     named = ("run", "step", "split", "batches", "sequences", "length", "dtype", "reference")
     facts: dict[str, Any] = {name: getattr(result, name) for name in named}
-    return facts | {"recipes": _records(result.summary()), "layers": _records(result.layers())}
-
-
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows as dictionaries; numbers that are not finite become None, because JSON does not have them."""
-    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    return [
-        {str(k): None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()} for row in rows
-    ]
+    return facts | {"recipes": result.summary().to_dict("records"), "layers": result.layers().to_dict("records")}
 
 
 def _print_summary(result: Probe) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import textwrap
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from fewbits.commands.sweep import in_store
 from fewbits.common.arguments import CommandParser, positive
-from fewbits.common.terminal import print_table
+from fewbits.common.terminal import print_json, print_table
 from fewbits.common.wording import plural
 
 EXAMPLES = """\
@@ -33,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     chosen = "a sweep, as for `fewbits sweep`, or a run: its folder, name or hash (default: list all sweeps)"
     parser.add_argument("overrides", nargs="*", metavar="SWEEP or RUN", help=chosen)
     parser.add_store()
-    parser.add_argument("-cd", "--config-dir", metavar="DIR", help="your own configs, such as DIR/sweep/NAME.yaml")
+    parser.add_config_dir()
     parser.add_argument("--json", action="store_true", help="print a list of JSON objects")
     parser.add_argument("--watch", action="store_true", help="show a sweep's progress until all trials have ended")
     parser.add_argument("-f", "--follow", action="store_true", help="print a run's log until the trial ends")
@@ -72,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
         watch(lambda: find_plan(overrides))
     rows = rows_of(plan)
     if options.json:
-        print(json.dumps([vars(row) for row in rows], indent=2))
+        print_json([vars(row) for row in rows])
         return 0
     kinds = {row.kind for row in rows if row.kind}
     cells = [[row.sweep, spell(row.place), row.folder, row.progress, row.kind or "", row.note] for row in rows]
@@ -99,7 +98,7 @@ def _print_sweeps(runs: Path, as_json: bool) -> None:
         shown = {"sweep": shlex.join(stored.overrides), "axes": ", ".join(axes)}
         sweeps.append(shown | {"planned": stored.time, "trials": states})
     if as_json:
-        print(json.dumps(sweeps, indent=2))
+        print_json(sweeps)
     elif sweeps:
         rows = [[textwrap.shorten(cell, WIDTH, placeholder=" …") for cell in sweep.values()] for sweep in sweeps]
         print_table(tuple(sweeps[0]), rows)

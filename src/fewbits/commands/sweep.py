@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--gpu-memory", type=float, default=80.0, metavar="GB", help=memory)
     add_where(parser)
     parser.add_store(new=True)
-    parser.add_argument("-cd", "--config-dir", metavar="DIR", help="your own configs, such as DIR/recipe/NAME.yaml")
+    parser.add_config_dir()
     options = parser.parse_intermixed_args(argv)
 
     from fewbits.experiments.config_files import with_config_dir

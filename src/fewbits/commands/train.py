@@ -16,7 +16,7 @@ from fewbits.common import terminal
 from fewbits.common.arguments import CommandParser
 from fewbits.common.process import handled
 from fewbits.common.terminal import print_table
-from fewbits.common.wording import clock, redacted
+from fewbits.common.wording import clock
 
 if TYPE_CHECKING:
     from fewbits.experiments.session import Progress
@@ -58,8 +58,9 @@ def main(argv: Sequence[str]) -> int:
     group.add_argument("-m", "--multirun", action="store_true", help="train a grid of trials: KEY=A,B, and seed=0,1")
     add_where(group)
     options = parser.parse_intermixed_args(argv)
-    if wrong := next((text for text in options.overrides if text.startswith(("study=", "sweep="))), None):
-        raise ValueError(f"train: {wrong} selects a sweep, not a trial: `fewbits sweep {wrong}` runs it")
+    for text in options.overrides:
+        if text.startswith(("study=", "sweep=")):
+            raise ValueError(f"train: {text} selects a sweep, not a trial: `fewbits sweep {text}` runs it")
     if options.multirun or "hydra.mode=MULTIRUN" in options.overrides:
         from fewbits.commands.multirun import run_multirun
 
@@ -111,7 +112,7 @@ def _train(trial: Trial, runtime: Runtime) -> int:
         def message(self, text: str) -> None:
             line.tell(text)
 
-    warnings.showwarning = line.warn  # type: ignore[assignment]  # `warn` ignores where a warning arose
+    warnings.showwarning = lambda message, *_: line.notice(message)
     try:
         with handled(stop.interrupt, signal.SIGINT):
             folder, result = run(trial, runtime, Reporter())
@@ -119,16 +120,17 @@ def _train(trial: Trial, runtime: Runtime) -> int:
         reason = str(error)
         if isinstance(error, OSError) and error.strerror:
             reason = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-        line.tell(f"fewbits: {reason}; the same command resumes from the last checkpoint")
+        line.notice(f"{reason}; the same command resumes from the last checkpoint")
         return 1
     except (MemoryError, RuntimeError) as error:
-        if not _out_of_memory(error):
+        by_class = type(error).__name__ in ("MemoryError", "OutOfMemoryError")
+        if not by_class and "can't allocate memory" not in str(error):  # the message of torch on a CPU
             raise
         reason = str(error).strip().partition("\n")[0]
-        line.tell(f"fewbits: out of memory, reduce training.micro_batch or choose a smaller model: {reason}")
+        line.notice(f"out of memory, reduce training.micro_batch or choose a smaller model: {reason}")
         return 1
     except KeyboardInterrupt:
-        line.tell("fewbits: stopped; the same command resumes from the last checkpoint")
+        line.notice("stopped; the same command resumes from the last checkpoint")
         return 130
     finally:
         line.end()
@@ -186,12 +188,6 @@ class Stop:
         self.asked = True
 
 
-def _out_of_memory(error: Exception) -> bool:
-    """Tell whether an error means that torch ran out of memory; on a CPU this is known only from the message."""
-    by_class = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return by_class or "can't allocate memory" in str(error)
-
-
 def summary(result: dict[str, Any]) -> str:
     """Return result.json's content in one line: status, losses, share of decisions for BF16."""
     parts = [f"{result['status']} at step {result['step']}"]
@@ -205,10 +201,9 @@ def summary(result: dict[str, Any]) -> str:
 class LiveLine:
     """A progress line on stderr: updated in place on a terminal, else a new line after each 5 % of the steps."""
 
-    def __init__(self) -> None:
-        self._shown: object = None  # the part of the steps that the last line has shown
-        self._began: tuple[float, int] | None = None
-        self._evaluated = ""
+    _shown: object = None  # the part of the steps that the last line has shown
+    _began: tuple[float, int] | None = None
+    _evaluated = ""
 
     def show(self, progress: Progress) -> None:
         now, step = time.monotonic(), progress.step
@@ -225,8 +220,9 @@ class LiveLine:
         elif self._shown != shown:
             print(text, file=sys.stderr, flush=True)
 
-    def warn(self, message: Warning | str, *_: object) -> None:
-        self.tell(f"fewbits: {redacted(' '.join(str(message).split()))}")
+    def notice(self, text: object) -> None:
+        self.end()
+        terminal.notice(text)
 
     def tell(self, text: str) -> None:
         self.end()

@@ -39,6 +39,11 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("--threads", type=positive, default=1, help="threads on a CPU (default: %(default)s)")
         self.add_cache()
 
+    def add_config_dir(self) -> None:
+        """Add the option --config-dir, a folder of the user's own configs."""
+        about = "a folder of your own configs, such as DIR/recipe/NAME.yaml"
+        self.add_argument("-cd", "--config-dir", metavar="DIR", help=about)
+
     def add_cache(self) -> None:
         """Add the option --cache, the folder of prepared data."""
         self.add_argument("--cache", metavar="DIR", help="the folder of prepared data (default: the user's cache)")

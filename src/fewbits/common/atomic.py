@@ -45,14 +45,10 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
     partial = _beside(path)
     try:
         with synced_file(partial) as file:
-            if callable(content):
-                content(file)
-            else:
-                file.write(content)
+            content(file) if callable(content) else file.write(content)
         os.replace(partial, path)
-    except BaseException:
+    finally:
         partial.unlink(missing_ok=True)
-        raise
     sync_folder(path.parent)
 
 
@@ -96,10 +92,7 @@ def remove_folder(path: Path) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Remove what killed processes left in a folder; meanwhile no process may write to the folder."""
     for path in folder.glob(f".*{_SUFFIX}"):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:

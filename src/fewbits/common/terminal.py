@@ -6,10 +6,12 @@ most commands need to start.
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
 import sys
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -23,7 +25,7 @@ GAP = 2  # spaces between the columns of a table
 FOLDED = 24  # the least width of a column whose text is wrapped, in characters
 QUIET = 60.0  # seconds after which a log line of progress is printed although the counts have not changed
 BAR = 12  # the width of a bar of progress, in characters
-WIDE, MEDIUM = 100, 76  # the least widths of a terminal, in characters, at which bars and speeds are shown
+WIDE = 100  # the least width of a terminal, in characters, at which bars and speeds are shown
 
 
 def notice(text: object) -> None:
@@ -41,6 +43,19 @@ def show(text: str) -> None:
 def clear() -> None:
     """Erase the status line."""
     show("")
+
+
+def print_json(value: object) -> None:
+    """Print a value as indented JSON; infinities and NaN, which JSON does not have, become null."""
+    print(json.dumps(_finite(value), indent=2, ensure_ascii=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_table(
@@ -143,26 +158,23 @@ def _live(stream: TextIO) -> Live:
 def _drawn(summary: str, bars: Sequence[Bar], width: int) -> Table:
     """Return the display as a table: the summary, then a row for each item of `bars`.
 
-    width: the terminal's width in characters. If it is below WIDE, the rows have no drawn bar, only the name and
-    numbers; if it is below MEDIUM, they also have no speed.
+    width: the terminal's width in characters. If it is below WIDE, the rows have no drawn bar and no speed.
     """
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
+    wide = width >= WIDE
     columns: list[list[Any]] = [
         [f"{bar.step}/{bar.steps}" for bar in bars],
         ["" if bar.loss is None else f"loss {bar.loss:.4f}" for bar in bars],
+        [f"{bar.tokens_per_second:,.0f} tokens/s" if wide and bar.tokens_per_second else "" for bar in bars],
         ["" if bar.seconds_left is None else f"{clock(bar.seconds_left)} left" for bar in bars],
     ]
-    if width >= MEDIUM:
-        columns.insert(2, [f"{bar.tokens_per_second:,.0f} tokens/s" if bar.tokens_per_second else "" for bar in bars])
-    taken = sum(2 + max(map(len, column), default=0) for column in columns)
-    if width >= WIDE:
-        columns.insert(0, [ProgressBar(bar.steps, bar.step, width=BAR) for bar in bars])
-        taken += 2 + BAR
     columns = [column for column in columns if any(column)]
+    left = width - sum(2 + max(map(len, column)) for column in columns) - (2 + BAR) * wide
+    drawn = [[ProgressBar(bar.steps, bar.step, width=BAR) for bar in bars]] if wide else []
     rows = Table.grid(padding=(0, 2, 0, 0))
-    for cells in zip([_shortened(bar.name, width - taken) for bar in bars], *columns, strict=True):
+    for cells in zip([_shortened(bar.name, left) for bar in bars], *drawn, *columns, strict=True):
         rows.add_row(*cells)
     for column in rows.columns[1:]:
         column.justify, column.no_wrap = "right", True
