@@ -91,7 +91,6 @@ def evaluate(
     runs: str | Path = "runs",
     step: int | None = None,
     runtime: Runtime = Runtime(),  # noqa: B008, a frozen value
-    again: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
     """Return the results of tasks on a finished run, computed now or stored earlier, nested as in result.json.
@@ -100,7 +99,7 @@ def evaluate(
     with keys such as `validation_loss`.
 
     run: the run's folder, or its name or hash in the store `runs`. step: step of the checkpoint; None: the last step.
-    settings: further fields of `Request`, such as limit=100. again: compute results again that are already stored.
+    settings: further fields of `Request`, such as limit=100.
 
     >>> evaluate("1a2b3c4d", ["loss", "piqa"])["tasks"]["piqa"]["acc,none"]
     """
@@ -108,22 +107,22 @@ def evaluate(
     request.check()
     opened = FinishedRun.open(find_run(str(run), Path(runs).expanduser()), step, runtime.cache)
     merged: dict[str, Any] = {}
-    for one, _ in evaluations_of(opened, request, runtime, again=again):
+    for one, _ in evaluations_of(opened, request, runtime):
         for name, value in one.results.items():
             merged[name] = {**merged[name], **value} if isinstance(merged.get(name), dict) else value
     return merged
 
 
 def evaluations_of(
-    run: FinishedRun, request: Request, runtime: Runtime, *, again: bool = False, report: Report = lambda _: None
+    run: FinishedRun, request: Request, runtime: Runtime, *, report: Report = lambda _: None
 ) -> list[tuple[Evaluation, bool]]:
     """Return (evaluation, whether it was stored already) for each task and text, in the order of the request.
 
-    again: compute results again that are already stored. report: called with messages about the progress: the name of
-    each task before it is computed, and the number of windows that are done.
+    report: called with messages about the progress: the name of each task before it is computed, and the number of
+    windows that are done.
     """
     keys = list(_keys(request, run.step))
-    stored = {} if again else {key.file: one for key in keys if (one := storage.find(run.folder.path, key))}
+    stored = {key.file: one for key in keys if (one := storage.find(run.folder.path, key))}
     missing = [key for key in keys if key.file not in stored]
     made = {one.key.file: one for one in (_computed(run, request, runtime, missing, report) if missing else ())}
     return [((stored | made)[key.file], key.file in stored) for key in keys]

@@ -14,15 +14,15 @@ def main() -> int:
     """Run lm-eval with the arguments of this process; print a ValueError, such as an unknown run, as one line."""
     try:
         from lm_eval.__main__ import cli_evaluate
+
+        import fewbits.experiments.evaluation.language_model  # noqa: F401, registers the model type `fewbits`
+
+        cli_evaluate()
     except ModuleNotFoundError as missing:
         if missing.name != "lm_eval":
             raise
         notice("lm-eval is not installed: pip install 'fewbits[eval]'")
         return 2
-    import fewbits.experiments.evaluation.language_model  # noqa: F401, registers the model type `fewbits`
-
-    try:
-        cli_evaluate()
     except ValueError as error:
         if sys.flags.dev_mode:
             raise

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fewbits.common.arguments import CommandParser, positive
 from fewbits.common.atomic import write_atomically, write_json
 from fewbits.common.store_folder import BENCH, store_folder
-from fewbits.common.terminal import print_table
+from fewbits.common.terminal import notice, print_table
 
 if TYPE_CHECKING:
     from fewbits.experiments.bench.kernels import Bench
@@ -54,14 +53,11 @@ def kernels(argv: Sequence[str]) -> int:
     about = "Time the kernels, a copy of the same tensor and other implementations, in one run."
     parser = CommandParser("fewbits bench kernels", about, KERNELS)
     parser.add_argument("--size", type=positive, default=8192, metavar="N", help="rows and columns (default: 8192)")
-    dtypes = ("bfloat16", "float16", "float32")
-    parser.add_argument("--dtype", choices=dtypes, default="bfloat16", help="dtype of the tensor (default: bfloat16)")
     parser.add_argument("--only", default="", metavar="TEXT", help="run only the cases whose names contain this text")
     parser.add_argument("--no-peers", action="store_true", help="time only our kernels and the copy: under a minute")
     parser.add_argument("--generators", action="store_true", help="time noise generators instead, see the example")
     _add_kernel_options(parser)
-    help_of_json = "also write all results, and the time of every timed call, to FILE"
-    parser.add_argument("--json", type=Path, metavar="FILE", help=help_of_json)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the time of every timed call to FILE")
     options = parser.parse_args(argv)
     _prepare(options)
     if (file := options.json) and ((file.exists() and not file.is_file()) or not file.parent.is_dir()):
@@ -79,7 +75,7 @@ def kernels(argv: Sequence[str]) -> int:
         names = ", ".join(case.name for case in CASES)
         raise ValueError(f"bench kernels: --only {options.only!r} is not in the name of a case: {names}")
     warn_if_busy()
-    shared = {"dtype": options.dtype, "device": options.device, "runs": options.runs}
+    shared = {"dtype": "bfloat16", "device": options.device, "runs": options.runs}
     show(run(cases, options.size, **shared, peers=not options.no_peers, save=save))
     return 0
 
@@ -88,8 +84,7 @@ def generators(argv: Sequence[str]) -> int:
     about = "Compare noise generators over matrix shapes: GaussWS's, Box–Muller, torch's."
     parser = CommandParser("fewbits bench kernels --generators", about, GENERATORS)
     parser.add_argument("--generators", action="store_true", help="select this benchmark")
-    shapes = "matrix shapes (default: the weights of Llama 3)"
-    parser.add_argument("--shapes", type=_shapes, metavar="RxC,…", help=shapes)
+    parser.add_argument("--shapes", type=_shapes, metavar="RxC,…", help="default: the weights of Llama 3")
     _add_kernel_options(parser)
     _add_store_options(parser)
     options = parser.parse_args(argv)
@@ -112,8 +107,7 @@ def generators(argv: Sequence[str]) -> int:
 def _add_kernel_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cpu or cuda (default: cpu)")
     parser.add_argument("--threads", type=positive, metavar="N", help="number of threads (default: torch's)")
-    runs = "number of runs of each case (default: %(default)s)"
-    parser.add_argument("--runs", type=positive, default=5, metavar="N", help=runs)
+    parser.add_argument("--runs", type=positive, default=5, metavar="N", help="runs of each case (default: 5)")
 
 
 def _add_store_options(parser: argparse.ArgumentParser) -> None:
@@ -193,10 +187,9 @@ def train(argv: Sequence[str]) -> int:
     configs = [first_layers(model(name), options.layers) for name in options.model.split(",")]
     recipes = {name: load_recipe(name) for name in options.recipes.split(",")}
     sizes = {"batch": options.batch, "length": options.length, "steps": options.steps}
-    facts = machine(device.type)
-    measured = []
+    facts, measured = machine(device.type), []
     for config in configs:
-        print(f"fewbits: timing {config.name}, {options.steps} steps of each recipe", file=sys.stderr, flush=True)
+        notice(f"timing {config.name}, {options.steps} steps of each recipe")
         measured.append(measure(config, recipes, options.optimizers.split(","), device, **sizes))
     models = [asdict(result) for result in measured]
     _store(options, f"train-{device.type}", facts, {"turns": options.steps, "models": models})
@@ -210,17 +203,12 @@ def _show(result: ModelResult, device: str) -> None:
     tokens = f"{result.batch} x {result.length} tokens a step"
     print(f"{result.model}, {result.layers} blocks, {result.parameters:,} parameters, {tokens}, {device}")
     print(f"the products of all linear layers in BF16: {result.gemm_milliseconds:.1f} ms a step\n")
-    rows = [
-        (
-            f"{row.variant}, {row.optimizer}" if several else row.variant,
-            f"{row.milliseconds:.1f}",
-            f"{row.milliseconds / result.gemm_milliseconds:.2f}",
-            f"{row.tokens_per_second:,.0f}",
-            f"{row.share:.3f}",
-            f"{row.memory / 2**20:.1f}",
-        )
-        for row in result.rows
-    ]
+    rows = []
+    for row in result.rows:
+        name = f"{row.variant}, {row.optimizer}" if several else row.variant
+        times = f"{row.milliseconds:.1f}", f"{row.milliseconds / result.gemm_milliseconds:.2f}"
+        speeds = f"{row.tokens_per_second:,.0f}", f"{row.share:.3f}"
+        rows.append((name, *times, *speeds, f"{row.memory / 2**20:.1f}"))
     print_table(COLUMNS, rows, right=COLUMNS[1:])
 
 
@@ -229,11 +217,9 @@ def _train_options(argv: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser("fewbits bench train", about, TRAIN)
     parser.add_argument("--model", default="nemotron-nano", help="models, separated by commas (default: nemotron-nano)")
     parser.add_argument("--layers", type=positive, help="time only this number of blocks, if a model is too large")
-    defaults = "mor/block,nvfp4,gaussws"
-    parser.add_argument("--recipes", default=defaults, help="recipes, separated by commas (default: %(default)s)")
+    parser.add_argument("--recipes", default="mor/block,nvfp4,gaussws", help="default: %(default)s")
     parser.add_argument("--optimizers", default="adamw", help="adamw, adam-mini, or both, separated by a comma")
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="default: %(default)s")
-    parser.add_argument("--threads", type=positive, default=1, help="threads on a CPU (default: %(default)s)")
+    parser.add_device()
     parser.add_argument("--batch", type=positive, default=8, help="sequences in a batch (default: %(default)s)")
     parser.add_argument("--length", type=positive, default=256, help="tokens in a sequence (default: %(default)s)")
     parser.add_argument("--steps", type=positive, default=20, help="timed steps of each recipe (default: %(default)s)")

@@ -51,9 +51,7 @@ def main(argv: Sequence[str]) -> int:
     spelling = options.tokenizer or collection.tokenizer
     if bpe_size(spelling):
         valid = "bytes, file:PATH, package:smollm2, hub:NAME"
-        raise ValueError(
-            f"data: --tokenizer {spelling} needs training, which this command cannot do: valid are {valid}"
-        )
+        raise ValueError(f"data: --tokenizer {spelling} needs training, which this command cannot do: use {valid}")
     if source and options.revision:
         raise ValueError(f"data: --revision {options.revision} with --source: local files have no revision")
     tokenizer, origin = ready_tokenizer(spelling), str(source or collection.repository)
@@ -81,9 +79,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     example = "example: fewbits data openwebtext --source openwebtext/ --tokenizer file:gpt2/tokenizer.json"
     parser = CommandParser("fewbits data", about, example)
     parser.add_argument("collection", choices=COLLECTIONS, help="the collection of text, with its own tokenizer")
-    source = (
-        "a file or folder of .json, .jsonl, .parquet (documents in a field text) or .txt files, optionally with .gz"
-    )
+    source = "a file or folder of .json, .jsonl, .parquet (documents in a field text) or .txt, also with .gz"
     parser.add_argument("--source", type=Path, metavar="PATH", help=f"{source} (default: the Hugging Face Hub)")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=f"default: {default_cache()}/COLLECTION")
     defaults = "; ".join(f"{item.tokenizer} for {name}" for name, item in COLLECTIONS.items())

@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         for number, run in enumerate(opened, 1):
             place = f"{run.name} ({number}/{len(opened)})"
             report = lambda task, place=place: terminal.show(f"{place}: {task}")  # noqa: E731
-            made = evaluations_of(run, request, runtime, again=options.again, report=report)
+            made = evaluations_of(run, request, runtime, report=report)
             evaluated += [(run.name, one, was_stored) for one, was_stored in made]
     finally:
         terminal.clear()
@@ -74,10 +74,10 @@ def _parser() -> CommandParser:
     parser.add_argument(*spellings, metavar="DIR", help="a folder of further lm-eval tasks, as YAML files")
     parser.add_argument("--run-code", action="store_true", help="let tasks run code that the model writes")
     parser.add_argument("--unquantized", action="store_true", help="evaluate with unquantized operands")
-    parser.add_argument("--again", action="store_true", help="compute results again that are already stored")
     parser.add_argument("--json", action="store_true", help="print a JSON list of objects")
     parser.add_store()
-    parser.add_runtime()
+    parser.add_device()
+    parser.add_cache()
     return parser
 
 
@@ -106,9 +106,8 @@ def _runs_and_tasks(arguments: Sequence[str], runs: Path) -> tuple[list[Path], l
 
 
 def _plain(run: str, one: Evaluation, was_stored: bool) -> dict[str, Any]:
-    key = one.key
-    facts = {"run": run, "step": key.step, "task": key.task, "settings": key.settings, "stored": was_stored}
-    return facts | {"results": one.results, "environment": one.environment}
+    facts = {"run": run, "step": one.key.step, "task": one.key.task, "settings": one.key.settings}
+    return facts | {"stored": was_stored, "results": one.results, "environment": one.environment}
 
 
 def _print(evaluated: Sequence[tuple[str, Evaluation, bool]]) -> None:

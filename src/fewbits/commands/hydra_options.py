@@ -36,7 +36,7 @@ def show_config(options: argparse.Namespace, overrides: Sequence[str]) -> bool:
         raise ValueError("train: --resolve and --package need --cfg, as in --cfg job --resolve")
     if options.cfg:
         package = ["--package", options.package] if options.package else []
-        run_hydra(["--cfg", options.cfg, *(["--resolve"] if options.resolve else []), *package], overrides)
+        run_hydra(["--cfg", options.cfg, *["--resolve"] * options.resolve, *package], overrides)
     return bool(options.cfg)
 
 

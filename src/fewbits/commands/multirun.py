@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from hydra.core.utils import JobReturn, JobStatus
 
@@ -26,7 +27,6 @@ from fewbits.experiments.config_files import SEARCH_PATH, folders, with_config_d
 from fewbits.sweeps.cluster.access import is_dashboard
 from fewbits.sweeps.planning.expand import cells_of_jobs, fixed_keys, sweep_of
 from fewbits.sweeps.planning.plan import Plan, joined, plan_cells
-from fewbits.sweeps.planning.store import unfinished
 from fewbits.sweeps.planning.stored_plans import MULTIRUN, UnusablePlan, load_plan, multirun_name, runs_named
 from fewbits.sweeps.running.driver import Backend, Driver
 from fewbits.sweeps.running.run_sweep import STOPPED, Where, conclude, run_trials, store_plan
@@ -47,14 +47,12 @@ class _Multirun:
     argv: list[str]  # the command's own arguments; Hydra replaces sys.argv
     whole: Plan | None = None  # the plan of all trials so far, including those of earlier calls of the command
     mirror: Mirror | None = None
-    backend: Backend | None = None
     drivers: list[Driver] = field(default_factory=list)
 
-    def opened(self) -> Backend:
-        """Start the backend on the first call, and return it; later calls return the same backend."""
-        if self.backend is None:
-            self.backend = self.open.enter_context(contextlib.closing(self.where.open()))
-        return self.backend
+    @cached_property
+    def backend(self) -> Backend:
+        """The backend, which starts at the first use."""
+        return self.open.enter_context(contextlib.closing(self.where.open()))
 
 
 _running: _Multirun | None = None
@@ -115,8 +113,7 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         typed = "--multirun" if options.multirun else MULTIRUN
         raise ValueError(f"train: --{refused[0]} is valid for a single trial only: leave out {typed}, or this option")
     if is_dashboard(options.address):
-        wanted = "the address of a Ray cluster that this machine has joined is needed: auto, or HOST:PORT"
-        raise ValueError(f"train --multirun: --address {options.address} is a Ray dashboard: {wanted}")
+        raise ValueError(f"train --multirun: --address {options.address} is a Ray dashboard: write auto, or HOST:PORT")
     check_cluster(options)
     for text in overrides:
         key = text.partition("=")[0].lstrip("+~").replace("/", ".")
@@ -139,8 +136,7 @@ def launch(jobs: Sequence[Sequence[str]]) -> list[JobReturn]:
         multirun.whole = joined(multirun.whole, plan)
         store_plan(multirun.whole, [multirun.name])
         multirun.mirror = Mirror(multirun.whole)
-        driver = run_trials(plan, multirun.where, multirun.mirror, multirun.opened) if unfinished(plan) else None
-        if driver is not None:
+        if driver := run_trials(plan, multirun.where, multirun.mirror, lambda: multirun.backend):
             multirun.drivers.append(driver)
             if driver.stopping:
                 raise _Ended

@@ -47,8 +47,6 @@ def main(argv: Sequence[str]) -> int:
             batches=options.batches,
             seeds=options.seeds,
             step=options.step,
-            split=options.split,
-            reference=options.reference,
             accumulators=options.accumulators.split(",") if options.accumulators else (),
             runtime=Runtime(device=options.device, threads=options.threads, cache=options.cache),
             report=lambda done, total: terminal.show(f"{done}/{total} batches"),
@@ -70,19 +68,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("recipes", nargs="+", metavar="RECIPE", help="a recipe, then KEY=VALUE to change its settings")
     parser.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
     parser.add_argument("--batches", type=positive, default=4, help="number of micro-batches (default: %(default)s)")
-    seeds = "number of seeds for recipes that draw noise (default: %(default)s)"
-    parser.add_argument("--seeds", type=positive, default=1, help=seeds)
-    split = "train: the next batches of the trial (default); validation or ood: windows of that split"
-    parser.add_argument("--split", default="train", help=split)
-    reference = "dtype of the unquantized model: bf16, fp16 or fp32 (default: the trial's own)"
-    parser.add_argument("--reference", help=reference)
+    parser.add_argument("--seeds", type=positive, default=1, help="seeds of recipes that draw noise (default: 1)")
     sums = "names, separated by commas: add a column with the error of each accumulator's sums"
     parser.add_argument("--accumulators", metavar="NAMES", help=sums)
-    layers = "also print a row for each layer, with the error of each operand"
-    parser.add_argument("--layers", action="store_true", help=layers)
+    parser.add_argument("--layers", action="store_true", help="also print a row for each layer")
     parser.add_argument("--json", action="store_true", help="print the summary and the layers as JSON")
     parser.add_store()
-    parser.add_runtime()
+    parser.add_device()
+    parser.add_cache()
     return parser
 
 

@@ -25,11 +25,6 @@ Exit status: 0 the report is complete; 1 it is written, but some results are mis
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `fewbits report` with these arguments, and return the exit status.
-
-    The status is 0 if the report is complete, and 1 if it is written but lacks results. With --sweep, it is the status
-    of the sweep if that is not 0; above 1, no report is written.
-    """
     parser = CommandParser("fewbits report", __doc__, EXAMPLES)
     chosen = "selects the study and scale, as for `fewbits sweep`"
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=chosen)

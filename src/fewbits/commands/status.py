@@ -82,11 +82,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print_sweeps(runs: Path, as_json: bool) -> None:
-    """Print a row for each stored plan of the store `runs`, the newest first, or JSON objects if `as_json`.
-
-    A row has the overrides of the sweep, its axes, the time when the plan was stored, and the number of trials in each
-    state.
-    """
+    """Print a row for each stored plan, the newest first: its overrides, axes, time and trials by state."""
     from fewbits.common.terminal import notice
     from fewbits.sweeps.planning.store import counted, trial_statuses
     from fewbits.sweeps.planning.stored_plans import stored_plans

@@ -41,7 +41,9 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.experiments.config_files import with_config_dir
 
     overrides = with_config_dir(in_store(options.overrides, options.runs), options.config_dir)
-    return _dry_run(overrides, options) if options.dry_run else sweep(overrides, options)
+    if options.dry_run and not is_dashboard(options.address):
+        return _dry_run(overrides, options)
+    return sweep(overrides, options)
 
 
 def sweep(overrides: Sequence[str], options: argparse.Namespace) -> int:
@@ -68,9 +70,6 @@ def sweep(overrides: Sequence[str], options: argparse.Namespace) -> int:
 
 
 def _dry_run(overrides: Sequence[str], options: argparse.Namespace) -> int:
-    if is_dashboard(options.address):
-        return _submit(overrides, options)
-
     from fewbits.commands.dry_run import print_memory, print_plan, print_power
     from fewbits.sweeps.planning.outline import missing_data, plan_or_outline
     from fewbits.sweeps.planning.stored_plans import changes
@@ -134,8 +133,8 @@ def _submit(overrides: Sequence[str], options: argparse.Namespace) -> int:
 
     if is_study(overrides) and not options.dry_run:
         return submit_report(overrides, options, "reports")
-    dry = ["--dry-run", "--gpu-memory", str(options.gpu_memory), *(["--trials"] if options.trials else [])]
-    return submit([*overrides, *(dry if options.dry_run else []), *_job_options(options)], options.address, options.env)
+    dry = ["--dry-run", "--gpu-memory", str(options.gpu_memory), *["--trials"] * options.trials] * options.dry_run
+    return submit([*overrides, *dry, *_job_options(options)], options.address, options.env)
 
 
 def _job_options(options: argparse.Namespace) -> list[str]:

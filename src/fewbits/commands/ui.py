@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from fewbits.common.arguments import CommandParser, warn_in_lines
+from fewbits.common.arguments import CommandParser, positive, warn_in_lines
 from fewbits.common.process import handled
 from fewbits.common.wording import plural, redacted
 
@@ -38,7 +38,7 @@ START = 120.0  # seconds that the server may take until it answers
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits ui", __doc__, EXAMPLES)
-    parser.add_argument("--port", type=int, default=5000, help="the port to listen at (default: %(default)s)")
+    parser.add_argument("--port", type=positive, default=5000, help="the port to listen at (default: %(default)s)")
     parser.add_store()
     parser.add_argument("--sync-only", action="store_true", help="send the trials, and serve no page")
     options = parser.parse_args(argv)
@@ -69,13 +69,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check_free(port: int) -> None:
-    if not 0 < port < 1 << 16:
-        raise ValueError(f"ui: --port {port}: expected a port from 1 to 65535")
     try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((HOST, port))
-    except OSError as error:
+        socket.create_server((HOST, port)).close()
+    except (OSError, OverflowError) as error:  # the port is in use, or no number from 0 to 65535
         raise ValueError(f"ui: --port {port}: {error}; choose another --port") from None
 
 

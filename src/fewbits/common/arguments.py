@@ -32,12 +32,11 @@ class CommandParser(argparse.ArgumentParser):
         kind = _store if new else _existing_store
         self.add_argument("--runs", metavar="DIR", type=kind, default=Path("runs"), help="the store (default: runs)")
 
-    def add_runtime(self) -> None:
-        """Add the options --device (where to compute), --threads (of the CPU) and --cache (prepared data)."""
+    def add_device(self) -> None:
+        """Add the options --device (where to compute) and --threads (of the CPU)."""
         devices = ("auto", "cpu", "cuda")
         self.add_argument("--device", default="auto", choices=devices, help="where to compute (default: %(default)s)")
         self.add_argument("--threads", type=positive, default=1, help="threads on a CPU (default: %(default)s)")
-        self.add_cache()
 
     def add_config_dir(self) -> None:
         """Add the option --config-dir, a folder of the user's own configs."""

@@ -175,7 +175,6 @@ def test_the_given_number_of_threads_is_used(capsys: pytest.CaptureFixture[str])
         (["--device", "cuda"], ["--device cuda", "cpu"]),
         (["--size", "0"], ["--size", "'0'", "≥ 1"]),
         (["--runs", "many"], ["--runs", "'many'"]),
-        (["--dtype", "int8"], ["--dtype", "int8", "bfloat16", "float32"]),
         (["--only", "nvfp5"], ["nvfp5", *(case.name for case in CASES)]),
         (["--json", "/no/such/folder/out.json"], ["--json", "/no/such/folder/out.json"]),
         (["--json", "."], ["--json"]),

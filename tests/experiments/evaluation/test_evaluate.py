@@ -81,7 +81,6 @@ def test_a_second_call_computes_nothing(run: Path, cache: Path, capsys: pytest.C
     assert (first["stored"], second["stored"]) == (False, True)
     assert first["results"] == second["results"]
     assert cli.main(command(run, cache, "loss", "--unquantized")) == 2
-    assert cli.main(command(run, cache, "loss", "--again")) == 2
 
 
 def test_the_loss_of_a_text_predicts_every_byte_once(
