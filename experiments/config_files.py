@@ -24,7 +24,6 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from fewbits.experiments.composition import nearest_first, override_values, parse_override, read_override, spelled
-from fewbits.models.networks.presets import MODELS
 
 FOLDER = Path(__file__).parent / "config"
 ROOT = "trial"  # name of the main config file, which includes one config of each group
@@ -81,7 +80,7 @@ def folders(overrides: Sequence[str] = ()) -> Folders:
     except OSError as error:
         raise ValueError(f"{error.filename}: {error.strerror}") from None
     for group, value in chosen:
-        is_model = group == "model" and value.removesuffix(".yaml") in MODELS
+        is_model = value.removesuffix(".yaml") in _models(group)
         if is_model or any(Path(f"{path}/{group}/{value}").is_file() for path in (FOLDER, *paths)):
             file = Path(value).expanduser().absolute()
             raise ValueError(f"{group}={value}: Hydra would read its own {group}/{value}; write {group}={file}")
@@ -137,8 +136,17 @@ def names(group: str, own: Folders | None = None) -> list[str]:
 
     own: the user's config folders, whose configs are listed last; None: list only fewbits' own configs.
     """
-    offered = [*(MODELS if group == "model" else ()), *_files(FOLDER / group)]
+    offered = [*_models(group), *_files(FOLDER / group)]
     return [*offered, *(name for path in (own.paths if own else ()) for name in _files(path / group))]
+
+
+def _models(group: str) -> Sequence[str]:
+    """Return the names of the models that are defined in Python if the group is `model`, else none."""
+    if group != "model":
+        return ()
+    from fewbits.models.networks.presets import MODELS  # imports torch, which a completion in a shell must not wait for
+
+    return list(MODELS)
 
 
 @lru_cache(maxsize=64)

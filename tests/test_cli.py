@@ -24,17 +24,16 @@ def fewbits(*words: str, **environment: str) -> subprocess.CompletedProcess[str]
     return subprocess.run([*COMMAND, *words], capture_output=True, text=True, env=env, check=False)
 
 
-def test_help_lists_every_command() -> None:
-    for words in ([], ["--help"], ["-h"]):
-        answer = fewbits(*words)
-        assert answer.returncode == 0
-        assert all(command.name in answer.stdout and command.summary in answer.stdout for command in cli.COMMANDS)
-
-
-def test_help_has_four_groups_and_at_most_22_rows() -> None:
-    shown = fewbits("--help").stdout.splitlines()
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_help_has_a_row_for_every_command_in_four_groups(words: list[str]) -> None:
+    answer = fewbits(*words)
+    assert answer.returncode == 0
+    shown = answer.stdout.splitlines()
     assert [line for line in shown if line.endswith(":") and " " not in line] == ["run:", "read:", "share:", "care:"]
-    assert sum(line.startswith("  ") for line in shown) == len(cli.COMMANDS) <= 22
+    rows = [line for line in shown if line.startswith("  ")]
+    assert len(rows) <= 22
+    for row, command in zip(rows, cli.COMMANDS, strict=True):
+        assert row.split() == f"{command.name} {command.summary}".split()
     assert all(len(line) <= 120 for line in shown)
 
 
@@ -104,26 +103,27 @@ def command_that(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], int]
     return install
 
 
-def test_a_value_error_is_a_user_error(
-    command_that: Callable[[Callable[[], int]], None], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "status", "shown"),
+    [
+        (ValueError("unknown block '3y3': valid are\n  tensor"), 2, "unknown block '3y3': valid are tensor"),
+        (OSError(errno.ENOSPC, "No space left on device", "runs/plans"), 1, "runs/plans: No space left on device"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_an_error_is_one_line_and_a_status(
+    error: BaseException,
+    status: int,
+    shown: str,
+    command_that: Callable[[Callable[[], int]], None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def run() -> int:
-        raise ValueError("unknown block '3y3': valid values are\n  tensor, channel or RxC")
+        raise error
 
     command_that(run)
-    assert cli.main(["made-up"]) == 2
-    assert capsys.readouterr().err == "fewbits: unknown block '3y3': valid values are tensor, channel or RxC\n"
-
-
-def test_what_the_system_refuses_is_one_line_and_status_1(
-    command_that: Callable[[Callable[[], int]], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run() -> int:
-        raise OSError(errno.ENOSPC, "No space left on device", "runs/plans")
-
-    command_that(run)
-    assert cli.main(["made-up"]) == 1
-    assert capsys.readouterr().err == "fewbits: runs/plans: No space left on device\n"
+    assert cli.main(["made-up"]) == status
+    assert capsys.readouterr().err == f"fewbits: {shown}\n"
 
 
 def test_a_module_that_is_not_there_is_one_line_and_status_1(tmp_path: Path) -> None:
@@ -138,17 +138,6 @@ def test_a_module_that_is_not_there_is_one_line_and_status_1(tmp_path: Path) -> 
     assert done.stderr.startswith(f"fewbits: {sys.executable} has no module '")
     assert "`ray start`" in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-def test_ctrl_c_is_status_130(
-    command_that: Callable[[Callable[[], int]], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run() -> int:
-        raise KeyboardInterrupt
-
-    command_that(run)
-    assert cli.main(["made-up"]) == 130
-    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_bug_keeps_its_traceback(command_that: Callable[[Callable[[], int]], None]) -> None:

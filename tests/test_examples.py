@@ -1,9 +1,9 @@
 """Test that the scripts in examples/ run unchanged, are short, and are listed in examples/README.md."""
 
-import importlib.util
 import math
 import os
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,7 @@ SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 
 def run(name: str, *words: str) -> Any:
     """Run examples/NAME.py's function `main` with these arguments in this process, and return its result."""
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main(*words)
+    return runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](*words)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -57,9 +52,7 @@ def test_kernels_are_used_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert "4.50 bits" in out
 
 
-def test_scaled_losses_keep_small_gradients(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_scaled_losses_keep_small_gradients(capsys: pytest.CaptureFixture[str]) -> None:
     run("loss_scaling")
     rows = re.findall(r"loss ([\d.]+), zero gradients ([\d.]+)%", capsys.readouterr().out)
     (_, kept), _, (_, flushed) = rows

@@ -1,8 +1,8 @@
 """Test docs/gallery.py, which publishes reports in docs/gallery with a table of their verdicts."""
 
-import importlib.util
 import json
 import re
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,7 @@ REPORT = {
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location("gallery", ROOT / "docs" / "gallery.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SourceFileLoader("gallery", str(ROOT / "docs" / "gallery.py")).load_module()
 
 
 @pytest.fixture

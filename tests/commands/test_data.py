@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -151,34 +150,6 @@ def test_done_again_it_says_so_and_other_options_are_refused(
         main([*options, "--documents", "40"])
 
 
-def test_killed_at_any_moment_the_same_command_goes_on(tmp_path: Path) -> None:
-    source = jsonl(tmp_path / "a.jsonl", pages(9000))
-    straight = ["openwebtext", "--source", str(source), *SMALL]
-    assert main([*straight, "--out", str(tmp_path / "straight")]) == 0
-
-    out, partial = tmp_path / "out", tmp_path / "out.partial"
-    script = "import sys; from fewbits.commands.data import main; main(sys.argv[1:])"
-    command = [sys.executable, "-c", script, *straight, "--out", str(out)]
-    process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(SOURCE)})
-    while not (partial / "progress.json").exists() and process.poll() is None:
-        time.sleep(0.0005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not out.exists(), "nothing has the final name before it is complete"
-    assert 0 < json.loads((partial / "progress.json").read_text())["documents"] < 9000
-    with open(partial / "train.bin", "ab") as file:
-        file.write(b"written after the note")
-    (partial / "ood.bin").write_bytes(b"half")
-
-    with pytest.raises(ValueError, match="was started with other options"):
-        main([*straight, "--out", str(out), "--documents", "5000"])
-    assert main([*straight, "--out", str(out)]) == 0
-    assert not partial.exists()
-    for name in ("train.bin", "val.bin", "ood.bin", "meta.json"):
-        assert (out / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
-    assert {path.name for path in out.iterdir()} == {path.name for path in (tmp_path / "straight").iterdir()}
-
-
 def shards(folder: Path, documents: list[str], count: int) -> list[Path]:
     """Write the documents into `count` files with names like C4's files on the Hub; return their paths."""
     folder.mkdir()
@@ -192,7 +163,7 @@ def shards(folder: Path, documents: list[str], count: int) -> list[Path]:
     return paths
 
 
-def test_an_interrupted_preparation_reads_no_finished_file_again(
+def test_a_killed_preparation_goes_on_and_reads_no_finished_file_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A preparation killed in the fifth of six files resumes, although files two to four are destroyed meanwhile."""
@@ -212,9 +183,15 @@ def killed(self, batch, position):
 prepare.Unfinished.add = killed
 prepare.main(sys.argv[1:])
 """
-    out = tmp_path / "out"
+    out, partial = tmp_path / "out", tmp_path / "out.partial"
     command = [sys.executable, "-c", script, *straight, "--out", str(out)]
     assert subprocess.run(command, env=os.environ | {"PYTHONPATH": str(SOURCE)}).returncode == -signal.SIGKILL
+    assert not out.exists(), "nothing has the final name before it is complete"
+    with open(partial / "train.bin", "ab") as file:
+        file.write(b"written after the note")
+    (partial / "ood.bin").write_bytes(b"half")
+    with pytest.raises(ValueError, match="was started with other options"):
+        main([*straight, "--out", str(out), "--documents", "5000"])
 
     for path in paths[1:4]:  # not the first: `datasets` reads column names from it
         path.write_bytes(b"")
@@ -230,8 +207,10 @@ prepare.main(sys.argv[1:])
     monkeypatch.setattr(Documents, "_rows", counted)
     assert main([*straight, "--out", str(out)]) == 0
     assert read == len(documents) - 7000
-    for name in ("train.bin", "val.bin", "meta.json"):
-        assert (out / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
+    assert not partial.exists()
+    files = {path.name for path in (tmp_path / "straight").iterdir()}
+    assert {path.name for path in out.iterdir()} == files >= {"train.bin", "val.bin", "ood.bin", "meta.json"}
+    assert all((out / name).read_bytes() == (tmp_path / "straight" / name).read_bytes() for name in files)
 
 
 def test_a_position_of_another_version_of_the_package_is_found_by_reading(tmp_path: Path) -> None:
@@ -375,10 +354,3 @@ except ValueError as error:
     assert vocab == "300"
     assert "Llama-2-7b-hf could not be fetched" in advice
     assert advice.endswith("download its tokenizer.json and use file:PATH")
-
-
-def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["--help"])
-    assert caught.value.code == 0
-    assert "example: fewbits data openwebtext --source" in capsys.readouterr().out

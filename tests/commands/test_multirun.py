@@ -1,7 +1,6 @@
 """Test `fewbits train --multirun`: each trial of a grid is trained once, failures are named, errors are one line."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -140,22 +139,6 @@ def test_optuna_keeps_every_trial_and_gets_its_validation_loss(
     assert results(runs) == first
     assert multirun(cache, runs, *OPTUNA, "hydra.sweeper.sampler.seed=2", "hydra.job.name=rates") == 0
     assert len(listed(runs, capsys, "rates")) > 2  # the new trials are added to the earlier ones
-
-
-def test_an_error_of_a_sweeper_without_a_message_names_its_place(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """If a sweeper fails with an error without a message, the source line that raised it is named.
-
-    With SQLAlchemy 2, Optuna 2.10 fails at an assertion without a message.
-    """
-    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper.optuna_sweeper")
-    monkeypatch.chdir(tmp_path)
-    database = ("hydra.sweeper.study_name=mine", "hydra.sweeper.storage=sqlite:///optuna.db")
-    if multirun(cache, tmp_path / "runs", *OPTUNA, *database) == 0:
-        pytest.skip("this Optuna works with this SQLAlchemy")
-    last = capsys.readouterr().err.splitlines()[-1]  # the lines before it are warnings of SQLAlchemy
-    assert re.search(r"hydra/sweeper=optuna failed: \w+: [^\s(].*-X dev", last)
 
 
 def test_each_multirun_has_a_name_by_which_status_finds_it(

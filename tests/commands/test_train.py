@@ -18,11 +18,10 @@ from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.load import load
 from fewbits.experiments.session import Progress
 from fewbits.experiments.storage.lease import leased
-from fewbits.experiments.storage.run_folder import plain
+from fewbits.experiments.storage.run_folder import plain, saved_trial
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.backends.gpu import cuda
 from tests.experiments.trial_inputs import (
-    GAUSSWS_MOR,
     MOR,
     TINY,
     ended,
@@ -31,7 +30,6 @@ from tests.experiments.trial_inputs import (
     overrides,
     result_of,
     started,
-    train,
     train_until,
 )
 from tests.messages import names
@@ -49,6 +47,7 @@ def test_a_trial_is_one_command(cache: Path, tmp_path: Path) -> None:
     folder = only_run(tmp_path / "runs")
     path, summary = done.stdout.splitlines()
     assert tmp_path / path == folder
+    assert saved_trial(folder) == load_trial([*MOR, *tiny, *rest])[0]
     assert re.fullmatch(
         r"done at step 40, loss \d\.\d{4}, validation \d\.\d{4}, out of domain \d\.\d{4}, "
         r"BF16 in \d+\.\d % of decisions",
@@ -195,14 +194,6 @@ def test_help_shows_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
     assert "torchrun" in output
     for word in ("model", "recipe", "data", "scale", "optimizer", "schedule", "--config"):
         assert word in output
-
-
-def test_what_a_run_folder_says_of_its_config_makes_the_trial_again(cache: Path, tmp_path: Path) -> None:
-    from fewbits.experiments.storage.run_folder import saved_trial
-
-    folder, _ = train(cache, tmp_path, "training.steps=1", *GAUSSWS_MOR)
-    trial, _ = load_trial(overrides(cache, tmp_path, "training.steps=1", *GAUSSWS_MOR))
-    assert saved_trial(folder.path) == trial
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -24,14 +24,6 @@ def test_rays_check_would_see_a_wrong_key_and_a_wrong_type() -> None:
         validate_config(prepare_config(copy.deepcopy(CONFIG)) | {"max_workers": "8"})
 
 
-def test_it_has_gpu_workers_and_a_head_that_runs_no_trials() -> None:
-    types = CONFIG["available_node_types"]
-    assert types[CONFIG["head_node_type"]]["resources"]["CPU"] == 0
-    workers = [each for name, each in types.items() if name != CONFIG["head_node_type"]]
-    assert any(each["resources"].get("GPU", 0) > 0 and each["max_workers"] > 0 for each in workers)
-    assert CONFIG["max_workers"] <= sum(each["max_workers"] for each in workers)
-
-
 def test_the_store_is_mounted_on_the_node_and_in_the_container() -> None:
     assert "--volume=/mnt/fewbits:/mnt/fewbits" in CONFIG["docker"]["run_options"]
     assert any(

@@ -63,22 +63,6 @@ def test_shellcheck_finds_nothing() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_what_it_asks_of_slurm_lets_it_go_on_after_preemption() -> None:
-    """Check the options of sbatch: the job may be requeued, and gets SIGUSR1 a minute or more before its time is up."""
-    asked = dict(
-        line.removeprefix("#SBATCH --").partition("=")[::2]
-        for line in SCRIPT.read_text().splitlines()
-        if line.startswith("#SBATCH ")
-    )
-    assert "requeue" in asked
-    assert asked["open-mode"] == "append"
-    assert asked["ntasks-per-node"] == "1"
-    to, _, seconds = asked["signal"].partition("@")
-    assert to == "B:USR1"
-    assert int(seconds) >= 60
-    assert f"trap 'again=yes; kill -INT \"$sweep\"' {to.removeprefix('B:')}" in SCRIPT.read_text()
-
-
 @contextmanager
 def slurm(tmp_path: Path, **programs: str) -> Iterator[dict[str, str]]:
     """Yield the environment variables of a simulated Slurm job on two nodes.

@@ -129,7 +129,6 @@ def _complete_train(line: str, program: str, query: str) -> None:
     line: the text that was typed so far after `fewbits train `. program: the first word of the command line.
     query: Hydra's argument, such as `query=bash`.
     """
-    from fewbits.experiments.config import prepare
     from fewbits.experiments.config_files import GROUPS, folders, is_search_path, names, with_config_dir
 
     *before, last = line.split(" ")
@@ -140,6 +139,8 @@ def _complete_train(line: str, program: str, query: str) -> None:
     if equals and group in GROUPS and not value.startswith((".", "/")):  # Hydra would leave out names like mor/block
         print("\n".join(f"{group}={name}" for name in names(group, own) if name.startswith(value)))
         return
+    from fewbits.experiments.config import prepare
+
     prepare(own)
     arguments = [*own.overrides, *(text for text in overrides if not is_search_path(text)), last]
     with environment({LINE: " ".join([program, *arguments])}):

@@ -11,7 +11,6 @@ import contextlib
 import math
 import shlex
 import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -90,10 +89,8 @@ def run_multirun(options: argparse.Namespace) -> int:
         except Exception as error:
             if sys.flags.dev_mode or (multirun.mirror is None and not sweeper):
                 raise
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            text = " ".join(str(error).split()) or f"{at.line} ({at.filename}, line {at.lineno})"
             advice = "`python -X dev -m fewbits.cli train …` shows where"
-            raise ValueError(f"hydra/sweeper={sweeper} failed: {type(error).__name__}: {text} ({advice})") from error
+            raise ValueError(f"hydra/sweeper={sweeper} failed: {type(error).__name__}: {error} ({advice})") from error
         finally:
             _running = None
     if multirun.whole is None or multirun.mirror is None:

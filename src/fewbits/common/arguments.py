@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import textwrap
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,7 +28,16 @@ class CommandParser(argparse.ArgumentParser):
 
         A command that only reads a store refuses a folder that does not exist, since its name may be mistyped.
         """
-        kind = _store if new else _existing_store
+
+        def kind(text: str) -> Path:
+            try:
+                path = store_folder(text)
+            except ValueError as error:
+                raise argparse.ArgumentTypeError(str(error)) from None
+            if not new and not path.is_dir():
+                raise argparse.ArgumentTypeError(f"{text}: no such folder")
+            return path
+
         self.add_argument("--runs", metavar="DIR", type=kind, default=Path("runs"), help="the store (default: runs)")
 
     def add_device(self) -> None:
@@ -48,36 +56,16 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("--cache", metavar="DIR", help="the folder of prepared data (default: the user's cache)")
 
 
-def whole_number(lowest: int) -> Callable[[str], int]:
-    """Return a function that turns an option's text into a whole number of at least `lowest`."""
-
-    def parsed(text: str) -> int:
-        if not text.isdecimal() or len(text) > 18 or int(text) < lowest:
-            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number ≥ {lowest}")
-        return int(text)
-
-    return parsed
-
-
-positive, not_negative = whole_number(1), whole_number(0)
+def positive(text: str) -> int:
+    """Return the whole number ≥ 1 that an option's text is."""
+    if not text.isdecimal() or len(text) > 18 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number ≥ 1")
+    return int(text)
 
 
 def warn_in_lines() -> None:
     """Make Python print each later warning as one line on stderr, without the source line that raised it."""
     warnings.showwarning = lambda message, *_: notice(message)
-
-
-def _store(text: str) -> Path:
-    try:
-        return store_folder(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _existing_store(text: str) -> Path:
-    if not (path := _store(text)).is_dir():
-        raise argparse.ArgumentTypeError(f"{text}: no such folder")
-    return path
 
 
 def _wrapped(text: str | None) -> str | None:

@@ -15,15 +15,17 @@ def from_dict(kind: type[T], data: Mapping[str, Any], path: str = "") -> T:
     Fields that are dataclasses are built from nested mappings, and tuples from lists; other values need the field's
     type, but int is accepted for float. path: the dotted path of `data` in the whole mapping, for error messages.
     """
-    if not isinstance(data, Mapping):
-        raise ValueError(f"{path or kind.__name__}: a mapping with the keys {_names(kind)} is expected, not {data!r}")
     hints = _hints(kind)  # type: ignore[arg-type]
-    valid = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    if not isinstance(data, Mapping):
+        raise ValueError(
+            f"{path or kind.__name__}: a mapping with the keys {', '.join(fields)} is expected, not {data!r}"
+        )
     for key in data:
-        if key not in valid:
-            raise ValueError(f"unknown key {_join(path, str(key))}: valid keys are {', '.join(valid)}")
-    missing = [name for name in _required(kind) if name not in data]
-    if missing:
+        if key not in fields:
+            raise ValueError(f"unknown key {_join(path, str(key))}: valid keys are {', '.join(fields)}")
+    required = [name for name, f in fields.items() if f.default is f.default_factory is dataclasses.MISSING]
+    if missing := [name for name in required if name not in data]:
         raise ValueError(f"{path or kind.__name__}: missing keys: {', '.join(missing)}")
     return kind(**{key: _value(hints[key], value, _join(path, key)) for key, value in data.items()})
 
@@ -67,15 +69,6 @@ def _value(hint: Any, value: Any, path: str) -> Any:
 @cache
 def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
-
-
-def _required(kind: type) -> list[str]:
-    missing = dataclasses.MISSING
-    return [f.name for f in dataclasses.fields(kind) if f.default is missing and f.default_factory is missing]
-
-
-def _names(kind: type) -> str:
-    return ", ".join(f.name for f in dataclasses.fields(kind))
 
 
 def _join(path: str, key: str) -> str:
