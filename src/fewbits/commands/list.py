@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fewbits.common.arguments import WIDTH, CommandParser
+from fewbits.common.from_dict import from_dict, one_of
 from fewbits.common.terminal import print_json, print_table
+from fewbits.common.wording import flat
 
 if TYPE_CHECKING:
     from fewbits.experiments.config_files import Folders
-    from fewbits.models.networks.decoder import DecoderConfig
     from fewbits.models.networks.partition import Partition
     from fewbits.models.recipe import Recipe
 
@@ -89,7 +90,6 @@ def _read(group: str, name: str | None, searched: Sequence[str], read: Callable[
 
 
 def _print_studies(name: str | None, as_json: bool) -> None:
-    from fewbits.common.from_dict import one_of
     from fewbits.sweeps.planning.studies import STUDIES
 
     if name is not None:
@@ -129,7 +129,7 @@ def _print_recipes(name: str | None, searched: Sequence[str], as_json: bool) -> 
         recipe, settings = recipes[name]
         lines = [
             *_setting_lines(settings, "settings, changed by recipe.KEY=VALUE"),
-            *_setting_lines(dict(_flat(_fields(recipe))), "fields of every recipe (models/recipe.py)"),
+            *_setting_lines(dict(flat(_fields(recipe))), "fields of every recipe (models/recipe.py)"),
         ]
         print("\n".join([_entry(str(name_of(name)), recipe), *lines]))
     if wrong:
@@ -182,9 +182,15 @@ def _slot_lines(recipe: Recipe) -> Iterator[str]:
 
 
 def _print_models(name: str | None, searched: Sequence[str], as_json: bool) -> None:
+    from fewbits.experiments.config import resolved
+    from fewbits.models.networks.decoder import DecoderConfig
+    from fewbits.models.networks.presets import MODELS
     from fewbits.models.networks.registry import describe, linear_parameters, parameters
 
-    configs, wrong = _read("model", name, searched, lambda one: _model(one, searched))
+    def read(one: str) -> DecoderConfig:
+        return MODELS.get(one) or from_dict(DecoderConfig, resolved([*searched, f"model={one}"])["model"], "model")
+
+    configs, wrong = _read("model", name, searched, read)
     rows = [(name, parameters(one), linear_parameters(one), describe(one)) for name, one in configs.items()]
     if as_json:
         columns = ("name", "parameters", "linear_parameters", "description")
@@ -194,15 +200,6 @@ def _print_models(name: str | None, searched: Sequence[str], as_json: bool) -> N
         print_table(("name", "parameters", "linear", "description"), cells, right=("parameters", "linear"))
     if wrong:
         raise ValueError(wrong)
-
-
-def _model(name: str, searched: Sequence[str]) -> DecoderConfig:
-    from fewbits.common.from_dict import from_dict
-    from fewbits.experiments.config import resolved
-    from fewbits.models.networks.decoder import DecoderConfig
-    from fewbits.models.networks.presets import MODELS
-
-    return MODELS.get(name) or from_dict(DecoderConfig, resolved([*searched, f"model={name}"])["model"], "model")
 
 
 # ------------------------------------------------------------------------------------------------ other groups
@@ -286,17 +283,8 @@ def _settings(group: str, name: str, searched: Sequence[str], own: Folders) -> d
     if group != "scale":
         config = resolved([*searched, f"{group}={name}"])
         also = {"training.dtype": config["training"]["dtype"]} if group == "precision" else {}
-        return also | dict(_flat(config[group], group))
+        return also | dict(flat(config[group], group))
     content = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(_file(group, name, own))))
     items = [item for item in content.pop("defaults", []) if isinstance(item, Mapping)]
     choices = {str(key).removeprefix("override").strip(" /"): value for item in items for key, value in item.items()}
-    return choices | dict(_flat(content))
-
-
-def _flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, item in value.items():
-        name = f"{path}.{key}" if path else key
-        if isinstance(item, Mapping) and item:
-            yield from _flat(item, name)
-        else:
-            yield name, item
+    return choices | dict(flat(content) if content else ())

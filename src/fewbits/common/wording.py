@@ -55,7 +55,7 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     Fields of one section, such as `recipe`, with the same change share a line. The prefix `config.`, which all settings
     of a trial have in its identity, is left out.
     """
-    left, right = dict(_flat(a)), dict(_flat(b))
+    left, right = dict(flat(a)), dict(flat(b))
     changes: dict[tuple[str, str], list[str]] = {}
     for key in left | right:
         was, now = left.get(key, MISSING), right.get(key, MISSING)
@@ -65,10 +65,11 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     return [f"{'.'.join(filter(None, (node, ', '.join(fields))))}: {how}" for (node, how), fields in changes.items()]
 
 
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and the value of each field of nested mappings; tuples become lists."""
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
-            yield from _flat(item, f"{path}.{key}" if path else str(key))
+            yield from flat(item, f"{path}.{key}" if path else str(key))
     else:
         yield path, list(value) if isinstance(value, tuple) else value
 
