@@ -116,10 +116,7 @@ def _add_store_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _is_stored(options: argparse.Namespace, name: str) -> bool:
-    """Tell whether `--once` is given and the store has results of the benchmark `name`; if so, say so on stdout.
-
-    Raise ValueError for a URL as store, and for `--once` without `--store`.
-    """
+    """Tell whether `--once` is given and the store has results of the benchmark `name`; if so, say so on stdout."""
     options.store = options.store and store_folder(options.store)
     if not options.once:
         return False
@@ -131,10 +128,7 @@ def _is_stored(options: argparse.Namespace, name: str) -> bool:
 
 
 def _store(options: argparse.Namespace, name: str, machine: dict[str, Any], measured: dict[str, Any]) -> None:
-    """Write the results of the benchmark `name`, facts about the machine and the time into the store, if one is given.
-
-    Each benchmark has one file for each kind of device; a new result replaces the old one.
-    """
+    """Write results of the benchmark `name`, facts about the machine and the time into the store, if one is given."""
     from fewbits.experiments.environment import process_facts
 
     if options.store is not None:

@@ -67,11 +67,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _rows(verdict: Verdict) -> Iterator[tuple[str, ...]]:
-    """Yield the rows that are printed for one claim; the cells of a row are in the order of HEADS.
-
-    The first row has the claim and its verdict. If the claim is not reproduced, the second row has the reason. The
-    numbers of a single comparison are in the first row; if there are several comparisons, each has a further row.
-    """
+    """Yield the rows of one claim: its verdict, the reason unless it is reproduced, and each of several comparisons."""
     from fewbits.analysis.engine.claims.findings import Outcome
     from fewbits.analysis.views.claims import view
 

@@ -40,10 +40,7 @@ def print_plan(plan: Plan, parallel: int | None = None, backend: str = "ray", tr
 
 
 def print_memory(plan: Plan, device_bytes: float) -> int:
-    """Print the memory that each arm needs on a GPU; return 2 if an arm does not fit, else 0.
-
-    Arms whose trials use no GPU are left out. device_bytes: the memory of a GPU.
-    """
+    """Print the memory that each arm needs on a GPU of `device_bytes`; return 2 if one does not fit, else 0."""
     arms = list(outline.memory_rows(plan, device_bytes))
     if arms:
         print()
@@ -55,10 +52,7 @@ def print_memory(plan: Plan, device_bytes: float) -> int:
 
 
 def print_power(study: str, plan: Plan) -> None:
-    """Print for each claim of a study the smallest effect that the planned seeds can detect.
-
-    If trials of this scale cannot test the claims, print the reason. Print nothing for a study without claims.
-    """
+    """Print for each claim of a study the smallest effect that the planned seeds can detect, or why none can."""
     from fewbits.analysis.engine.claims.preview import preview, preview_lines
     from fewbits.analysis.engine.claims.schema import load_claims, studies_with_claims
     from fewbits.analysis.engine.results.frames import Results
@@ -97,11 +91,7 @@ def _describe_status(planned: Planned, status: TrialStatus, has_to_run: bool) ->
 
 
 def _totals(plan: Plan, statuses: Mapping[str, TrialStatus], parallel: int | None, backend: str) -> list[str]:
-    """Return lines with the number of trials in each state, and the time and disk space that the sweep still needs.
-
-    statuses: the status of each trial, by id. parallel: the number of trials that run at a time; None: estimated from
-    this machine's CPUs. backend: `ray` or `local`.
-    """
+    """Return lines with the number of trials in each state, and the time and disk space that the sweep still needs."""
     has_to_run = unfinished(plan)
     missing = [t for key, t in plan.trials.items() if key in has_to_run and not statuses[key].blocked_permanently]
     states = counted(plan, statuses)

@@ -111,10 +111,7 @@ def _plain(run: str, one: Evaluation, was_stored: bool) -> dict[str, Any]:
 
 
 def _print(evaluated: Sequence[tuple[str, Evaluation, bool]]) -> None:
-    """Print a row for each number of each run, grouped by the number's name: value ± standard error.
-
-    evaluated: run name, evaluation, and whether the evaluation was stored already.
-    """
+    """Print a row for each number of each run, grouped by the number's name: value ± standard error."""
     from fewbits.experiments.storage.results import numbers
 
     rows: list[tuple[str, str, str, str]] = []

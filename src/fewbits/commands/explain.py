@@ -47,10 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _as_computed(path: Path) -> dict[str, Any]:
-    """Return the values whose hash is the id of the run in a folder, with the names of files that had been edited.
-
-    The key `parent` has the name of the parent's run folder and the step at which the trial starts, as NAME@STEP.
-    """
+    """Return the values whose hash is a run's id; `parent` is the parent's name and the step, as NAME@STEP."""
     from fewbits.experiments.identity import all_settings
     from fewbits.experiments.storage.run_folder import saved_trial
 

@@ -120,10 +120,7 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 
 def launch(jobs: Sequence[Sequence[str]]) -> list[JobReturn]:
-    """Run Hydra's jobs as trials of the multirun, and return their results in the same order.
-
-    jobs: the overrides of each job.
-    """
+    """Run Hydra's jobs, each given by its overrides, as trials; return their results in the same order."""
     assert _running is not None
     multirun = _running
     of_hydra, sys.argv = sys.argv, multirun.argv  # since each trial records the command in its provenance
@@ -147,10 +144,7 @@ class _Ended(Exception):
 
 
 def _job_return(plan: Plan, at: int, overrides: Sequence[str]) -> JobReturn:
-    """Return a job's result: the number that a sweeper minimizes, which is infinity if the trial diverged.
-
-    It is the validation loss, or the training loss if there is none.
-    """
+    """Return a job's result for the sweeper: its validation (or training) loss, infinity if the trial diverged."""
     folder = plan.trials[plan.members[at].id].folder
     returned = JobReturn(overrides=list(overrides), working_dir=str(folder.path), task_name=folder.path.name)
     if (result := folder.result()) is None:

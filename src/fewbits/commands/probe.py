@@ -80,10 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _recipes(arguments: Sequence[str]) -> list[Recipe]:
-    """Return the recipes of arguments NAME [KEY=VALUE …] NAME …; KEY=VALUE changes the recipe before it.
-
-    The changes become part of the recipe's name.
-    """
+    """Return the recipes of arguments NAME [KEY=VALUE …] NAME …; the changes become part of the recipe's name."""
     from fewbits.experiments.config import recipe_from_overrides
 
     grouped: list[list[str]] = []

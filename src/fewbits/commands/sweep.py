@@ -107,10 +107,7 @@ def add_where(parser: argparse._ActionsContainer) -> None:
 
 
 def in_store(overrides: Sequence[str], runs: Path) -> list[str]:
-    """Return the overrides and, if `--runs` is not the default, the override that stands for it: `runtime.runs=RUNS`.
-
-    The path is absolute, and quoted for Hydra, so it may contain any characters.
-    """
+    """Return the overrides and, if `--runs` is not the default, `runtime.runs=RUNS` with an absolute path."""
     if runs == Path("runs"):
         return [*overrides]
     from fewbits.experiments.composition import spelled
@@ -138,8 +135,5 @@ def _submit(overrides: Sequence[str], options: argparse.Namespace) -> int:
 
 
 def _job_options(options: argparse.Namespace) -> list[str]:
-    """Return the options --backend and, if the user gave it, --parallel, for the command that runs as a job.
-
-    `--env` is never passed on: the environment variables that it names are sent when the job is submitted.
-    """
+    """Return the options for the command that runs as a job; the variables of --env are sent with the job instead."""
     return ["--backend", options.backend, *(["--parallel", str(options.parallel)] if options.parallel else [])]

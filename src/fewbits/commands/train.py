@@ -175,10 +175,7 @@ def _print_layers(trial: Trial) -> None:
 
 
 class Stop:
-    """What Ctrl-C does: the first one ends training after the current step, with a checkpoint.
-
-    A second Ctrl-C, or one before training starts, raises KeyboardInterrupt at once.
-    """
+    """The first Ctrl-C ends training at a checkpoint; a second, or one before training, raises KeyboardInterrupt."""
 
     asked = training = False
 

@@ -19,10 +19,7 @@ _warned: set[tuple[int, str]] = set()  # (device number of the file system, advi
 
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set these environment variables while the `with` block runs, and undo it afterwards.
-
-    Variables that were set before get their earlier values, and the others are removed.
-    """
+    """Set these environment variables while the `with` block runs, and restore their earlier values afterwards."""
     before = dict(os.environ)
     os.environ.update(values)
     try:
