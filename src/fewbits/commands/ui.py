@@ -43,6 +43,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--sync-only", action="store_true", help="send the trials, and serve no page")
     options = parser.parse_args(argv)
     runs: Path = options.runs
+    if not runs.is_dir():
+        raise ValueError(f"ui: there is no store {runs}: name one with --runs DIR")
 
     from fewbits.sweeps.tracking.connection import ARTIFACTS, tracking_uri
     from fewbits.sweeps.tracking.mirror import send_store
