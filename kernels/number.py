@@ -1,7 +1,7 @@
 """Round one number to every format: the code that it gets, the value of that code, and the neighbours of that value.
 
 The integer formats int8 and int4 are symmetric (−127 to 127 and −7 to 7, two's complement) with a scale of 1; mxint8,
-the element of MXINT8, is int8 with a scale of 1/64 (OCP MX v1.0).
+the element of MXINT8, is int8 with a scale of 1/64 (OCP MX v1.0), as the quantizer's format `int8`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def rounded(number: float) -> tuple[Rounded, ...]:
     A number whose magnitude is beyond a format's largest value becomes this value, with the number's sign.
     Formats without NaN are left out if the number is NaN, and unsigned formats if the number has a minus sign.
     """
-    rows = [_in_format(number, f) for f in TABLE.values() if _can_hold(number, f)]
+    rows = [_in_format(number, f) for f in TABLE.values() if f.name not in INTEGERS and _can_hold(number, f)]
     if not math.isnan(number):
         rows += [_in_integers(number, name, *facts) for name, facts in INTEGERS.items()]
     return tuple(rows)
