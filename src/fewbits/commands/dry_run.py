@@ -17,11 +17,10 @@ FEW = 40  # plans with more places list their trials only with --trials
 
 
 def print_plan(plan: Plan, parallel: int | None = None, backend: str = "ray", trials: bool = False) -> None:
-    """Print the trials with their states, the table of arms and the totals.
+    """Print the trials with their states, the table of arms and the totals; trials: also those of large plans.
 
     If data are missing on this machine, print the arms' settings instead of the trials, and at the end the commands
     that prepare the data. parallel, backend: the values of `--parallel` and `--backend`, for the estimate of the time.
-    trials: also list the trials of a plan with more than FEW places.
     """
     statuses, missing = trial_statuses(plan), outline.missing_data(plan)
     tokens = outline.corpus_tokens(plan, missing)

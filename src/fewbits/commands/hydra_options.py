@@ -67,10 +67,9 @@ def run_hydra(options: Sequence[str], overrides: Sequence[str]) -> None:
 
 
 def _check(overrides: Sequence[str]) -> None:
-    """Raise ValueError, with the valid choices, if an override has an unknown key or names an unknown config.
+    """Raise ValueError for an unknown key or config; unlike Hydra's own errors, it lists all valid choices.
 
-    This check comes before Hydra's own, whose errors do not list all valid choices. Of several values of a key that is
-    no group, only the first is checked.
+    Of several values of a key that is no group, only the first is checked.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -106,10 +105,7 @@ def _arguments(*arguments: str) -> Iterator[None]:
 
 
 def complete(arguments: Sequence[str], commands: Sequence[str]) -> None:
-    """Print a shell script for the argument `install=SHELL` or `uninstall=SHELL`, or completions for `query=SHELL`.
-
-    commands: the names of fewbits' commands, among which the first word is completed.
-    """
+    """Print a shell script for `install=SHELL` or `uninstall=SHELL`, or completions for `query=SHELL`."""
     if len(arguments) != 1 or arguments[0].partition("=")[0] not in ("install", "uninstall", "query"):
         raise ValueError('-sc: install=bash (or fish) is expected, as in eval "$(fewbits -sc install=bash)"')
     if not arguments[0].startswith("query="):
@@ -124,11 +120,7 @@ def complete(arguments: Sequence[str], commands: Sequence[str]) -> None:
 
 
 def _complete_train(line: str, program: str, query: str) -> None:
-    """Print the completions of the last word on a command line of `fewbits train`.
-
-    line: the text that was typed so far after `fewbits train `. program: the first word of the command line.
-    query: Hydra's argument, such as `query=bash`.
-    """
+    """Print the completions of the last word of `line`, the text after `fewbits train `; query: as in `query=bash`."""
     from fewbits.experiments.config_files import GROUPS, folders, is_search_path, names, with_config_dir
 
     *before, last = line.split(" ")

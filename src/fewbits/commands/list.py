@@ -109,10 +109,7 @@ def _print_studies(name: str | None, as_json: bool) -> None:
 
 
 def _print_recipes(name: str | None, searched: Sequence[str], as_json: bool) -> None:
-    """Print all recipes, or the recipe `name` with its settings, and then raise ValueError if some are invalid.
-
-    Settings are the keys of a recipe's file that are not fields of Recipe.
-    """
+    """Print all recipes, or one with its settings (keys that are no fields); raise ValueError if some are wrong."""
     from fewbits.experiments.config import recipe_and_settings
     from fewbits.experiments.config_files import name_of
 
@@ -206,10 +203,7 @@ def _print_models(name: str | None, searched: Sequence[str], as_json: bool) -> N
 
 
 def _print_group(group: str, name: str | None, searched: Sequence[str], as_json: bool) -> None:
-    """Print the names and descriptions of all configs in a group, or the settings of the config `name`.
-
-    searched: the overrides that set the search path of config folders.
-    """
+    """Print the names and descriptions of all configs in a group, or the settings of the config `name`."""
     from fewbits.experiments.config_files import check_choice, folders, names
 
     own = folders(searched)

@@ -47,10 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def sweep(overrides: Sequence[str], options: argparse.Namespace) -> int:
-    """Run the missing trials of the sweeps that the overrides select, and return the exit status.
-
-    options: has the options that say where and how trials run, such as --backend and --address (see `add_where`).
-    """
+    """Run the missing trials of the sweeps that the overrides select; options: those of `add_where`."""
     if is_dashboard(options.address):
         return _submit(overrides, options)
     check_cluster(options)
@@ -85,10 +82,7 @@ def _dry_run(overrides: Sequence[str], options: argparse.Namespace) -> int:
 
 
 def check_cluster(options: argparse.Namespace) -> None:
-    """Raise ValueError if no Ray cluster answers at `--address`, or if `--address` is used with `--backend local`.
-
-    Call it first, so that a wrong address is reported before the data are read and anything is written.
-    """
+    """Raise ValueError if no Ray cluster answers at `--address`, or if `--address` is used with `--backend local`."""
     if options.address and options.backend == "local":
         raise ValueError("--address names a Ray cluster and cannot be used with --backend local: leave out one of them")
     if options.address:
@@ -116,10 +110,7 @@ def in_store(overrides: Sequence[str], runs: Path) -> list[str]:
 
 
 def submit_report(overrides: Sequence[str], options: argparse.Namespace, reports: str) -> int:
-    """Submit a job that runs a study's trials and writes its report, and return the job's exit status.
-
-    reports: the folder for reports on the cluster; a relative path is relative to the folder that contains the store.
-    """
+    """Submit a job that runs a study's trials and writes its report, in `reports` or beside the store."""
     from fewbits.sweeps.cluster.submit import submit_study
 
     return submit_study(overrides, options.address, reports, _job_options(options), options.env)

@@ -150,11 +150,7 @@ def _print_config(trial: Trial, runtime: Runtime) -> None:
 
 
 def _print_layers(trial: Trial) -> None:
-    """Print a table of the linear layers, then the quantizers of the six operand slots, once for each kind of layer.
-
-    Layers of one kind have the same quantizers and sampler. The table shows the kind as a number, such as [1], and
-    shows unquantized layers as `high`.
-    """
+    """Print a table of the linear layers, where `[1]` refers to the first list of quantizers and sampler below."""
     from fewbits.models.layer_table import layer_table
     from fewbits.models.networks.registry import on_meta
     from fewbits.models.quantize import quantize

@@ -23,10 +23,7 @@ BENCH = "bench"  # the folder of a store with the results of `fewbits bench`, in
 
 
 def store_folder(text: str) -> Path:
-    """Return the path of a store, with `~` expanded.
-
-    Raise ValueError for a URL such as `s3://bucket`, which would otherwise become a local folder with the name `s3:`.
-    """
+    """Return the path of a store, with `~` expanded; raise ValueError for a URL such as `s3://bucket`."""
     if scheme := re.match(r"([A-Za-z][\w+.-]*):/", text):
         path = re.sub(r"^file:/+", "/", text)
         mount = "mount it (for example with rclone or s3fs) and name that folder"
@@ -44,10 +41,7 @@ def runs_option(store: Path) -> str:
 
 
 def kind_of(path: Path) -> str | None:
-    """Return the type of the file system that a path is on, such as `ext4`; None if the system does not report it.
-
-    The path need not exist.
-    """
+    """Return the type of a path's file system, such as `ext4`; None if the system does not report it."""
     try:
         lines = MOUNTS.read_text("utf-8", errors="surrogateescape").splitlines()
     except OSError:

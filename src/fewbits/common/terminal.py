@@ -61,15 +61,11 @@ def _finite(value: Any) -> Any:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[str] = (), file: TextIO | None = None
 ) -> None:
-    """Print a row with the names of the columns, and then the rows, to stdout or `file`.
+    """Print the names of the columns, unless all are empty, and then the rows, to stdout or `file`.
 
-    columns: the names; if all are empty, no such row is printed. right: names of the columns to align right, such as
-    numbers.
-
-    On a terminal, the names are bold. If the table is wider than the terminal, the text of the last column is wrapped,
-    unless this column is aligned right. In a pipe or file, each row is one line of plain text of any length.
+    right: names of the columns to align right, such as numbers. On a terminal, the names are bold, and the text of a
+    last column that is not aligned right is wrapped. In a pipe or file, each row is one line of plain text.
     """
-    # Imported here, because rich takes longer to import than most commands need to start.
     from rich.console import Console
     from rich.measure import Measurement
     from rich.table import Table
@@ -117,8 +113,7 @@ class Progress:
     def update(self, summary: str, bars: Sequence[Bar], counts: object) -> None:
         """Draw the summary and the bars on a terminal; elsewhere, print the summary as a log line.
 
-        counts: the part of the summary whose changes matter. A log line is printed only if `counts` differs from its
-        value at the last log line, or if QUIET seconds have passed since.
+        counts: a log line is printed only if it differs from its value at the last line, or after QUIET seconds.
         """
         if self._stream.isatty():
             self._live = self._live or _live(self._stream)
