@@ -86,20 +86,17 @@ def test_progress_that_cannot_be_is_none(change: dict[str, Any], some: list[RunF
         assert (store.progress(some[0]) is not None) is is_valid
 
 
-def test_a_status_writes_nothing_and_says_where_each_trial_stands(
+def test_a_status_writes_nothing_and_uses_no_run_with_another_config(
     undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(undisturbed.store.rglob("*"))
     rows = status(undisturbed, capsys, runs=undisturbed.store)
     assert [(row["state"], row["step"], row["steps"], row["note"]) for row in rows] == [("done", 8, 8, "")] * 8
     assert {tuple(row["place"]) for row in rows} == {("arm", "seed"), ("arm", "optimizer.lr", "seed")}
-    assert sorted(undisturbed.store.rglob("*")) == before
-
-
-def test_a_run_with_another_config_is_not_used(undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str]) -> None:
     rows = status(undisturbed, capsys, "training.blow_up=2", runs=undisturbed.store)
     assert {row["state"] for row in rows} == {"planned"}
     assert not any((undisturbed.store / row["folder"]).exists() or row["note"] for row in rows)
+    assert sorted(undisturbed.store.rglob("*")) == before
 
 
 def test_two_trials_are_explained_field_by_field(undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str]) -> None:
