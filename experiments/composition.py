@@ -44,11 +44,9 @@ _YAML_CONSTANTS = ("null", "none", "true", "false", "yes", "no", "on", "off", "n
 
 
 def compose(folder: Path, root: str, overrides: Sequence[str]) -> DictConfig:
-    """Return the config that Hydra composes from a main config and the overrides.
+    """Return the config that Hydra composes; its global state is restored, as the caller may itself run inside Hydra.
 
-    folder: the folder with the config files.
     root: the main config's name: of a file in `folder`, without `.yaml`, or of a config in Hydra's ConfigStore.
-    Hydra's global state is restored afterwards, because the caller may itself run inside Hydra.
     """
     ours = _initialised(folder.resolve())
     instance = GlobalHydra.instance()
@@ -76,10 +74,7 @@ def _initialised(folder: Path) -> Any:
 
 
 def cached(made_of: object, make: Callable[[], DictConfig]) -> dict[str, Any]:
-    """Return the config that `make` composes as plain values, without resolving interpolations; cached on disk.
-
-    made_of: the texts and values that determine the config.
-    """
+    """Return the config that `make` composes, unresolved, from a cache on disk. made_of: all that determines it."""
     digest = hashlib.sha256(json.dumps([hydra.__version__, omegaconf.__version__, made_of], default=str).encode())
     file = cache_folder() / "composed" / f"{digest.hexdigest()}.json"
     with contextlib.suppress(OSError, ValueError):  # the file does not exist yet, or is damaged: compose the config
@@ -100,11 +95,9 @@ def to_plain(config: DictConfig) -> dict[str, Any]:
 
 
 def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], group: str) -> dict[str, Any]:
-    """Return plain data: the default values `base`, changed by a YAML file, then changed by the overrides.
+    """Return the default values `base`, changed by a YAML file, then by the overrides; ValueError for unknown keys.
 
-    group: a key whose value names a further YAML file to include, from the folder GROUP beside `file`. If there is no
-        such folder, the key has no special meaning.
-    Raise ValueError for keys that `base` does not have.
+    group: a key whose value names a further YAML file to include, from the folder GROUP beside `file` if there is one.
     """
     folder, values, files = file.parent / group, list(overrides), [file]
     defaults: list[Any] = [_BASE, file.stem]
@@ -138,11 +131,7 @@ def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], 
 
 
 def _top_level(file: Path, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a YAML file's content. Raise ValueError if the content is not a mapping.
-
-    base: the default values. Also raise ValueError for a list where `base` has a mapping, or vice versa: Hydra's own
-    error would name neither the key nor the file.
-    """
+    """Return a YAML file's mapping. Raise ValueError for a list where `base` has a mapping or vice versa."""
     try:
         data = yaml.safe_load(file.read_text()) or {}
     except YAMLError as error:
@@ -164,10 +153,8 @@ def read_override(text: str) -> Override:
             raise HydraException("no key")
         override.value()
     except HydraException:
-        raise ValueError(
-            f"{text!r} is not KEY=VALUE in Hydra's grammar; quote a value that has special characters such as <: "
-            "KEY='\"VALUE\"'"
-        ) from None
+        special = "quote a value that has special characters such as <: KEY='\"VALUE\"'"
+        raise ValueError(f"{text!r} is not KEY=VALUE in Hydra's grammar; {special}") from None
     return override
 
 
@@ -176,18 +163,13 @@ def parse_override(text: str) -> Override:
     override = read_override(text)
     if override.is_sweep_override():
         key = override.key_or_group
-        raise ValueError(
-            f"{text!r}: a trial takes one value: `fewbits train --multirun` takes several; write a list as {key}=[…] "
-            f"and a string that contains a comma as {key}='\"…\"'"
-        )
+        written = f"a list is {key}=[…], a string with a comma {key}='\"…\"'"
+        raise ValueError(f"{text!r}: a trial takes one value (several with --multirun); {written}")
     return override
 
 
 def override_values(text: str) -> list[Any]:
-    """Return the values of an override: one value of KEY=A, or all values of a sweep such as KEY=A,B.
-
-    The list is empty for an interval or a pattern such as glob(*). Raise ValueError if the text is not an override.
-    """
+    """Return the values of KEY=A or KEY=A,B; none for an interval or a pattern such as glob(*)."""
     override = read_override(text)
     if override.is_interval_sweep() or isinstance(override.value(), Glob):
         return []

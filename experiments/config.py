@@ -50,8 +50,8 @@ from fewbits.models.recipe import GEMMS, SLOTS, Recipe
 _FIELDS = tuple(f.name for f in dataclasses.fields(Recipe))
 _KINDS = {float: "a number", int: "a whole number", str: "a string"}  # names of types in error messages
 HYDRA_SETTINGS = (
-    "hydra.* settings other than searchpath (and, with --multirun, sweeper, job.name and callbacks) are not used: the "
-    "store, runtime.runs=DIR, keeps results"
+    "of hydra.*, only searchpath and, with --multirun, sweeper, job.name and callbacks are used; runtime.runs=DIR sets "
+    "the folder of results"
 )
 
 
@@ -90,8 +90,7 @@ def recipe_from_overrides(name: str, changes: Sequence[str]) -> Recipe:
 def resolved(overrides: Sequence[str]) -> dict[str, Any]:
     """Return the composed config as nested plain values, with interpolations `${…}` resolved.
 
-    Hydra composes one config for each combination of groups' configs; values are then set in a copy of this config, as
-    Hydra would set them. Trials that differ only in their seed share one such copy.
+    Hydra composes one config for each choice of groups' configs; values are then set in a copy, as Hydra would.
     """
     own = folders(overrides)
     parsed = [_parsed(text) for text in overrides if not is_search_path(text)]
@@ -133,10 +132,7 @@ def _reads_seed(choices: tuple[str, ...], own: Folders) -> bool:
 
 @lru_cache(maxsize=256)
 def _composed(overrides: tuple[str, ...], own: Folders) -> DictConfig:
-    """Return the config that Hydra composes; setting a key that it does not have raises an error.
-
-    own: the user's configs. Raise ValueError, with a message in one line, for Hydra's errors.
-    """
+    """Return the config that Hydra composes; raise ValueError, in one line, for Hydra's errors."""
     prepare(own)
     try:
         data = cached([_sources(), own.texts, overrides], lambda: compose(FOLDER, ROOT, [*own.overrides, *overrides]))
@@ -177,29 +173,21 @@ def default_values(kind: type) -> dict[str, Any]:
 
 
 def recipe_and_settings(overrides: Sequence[str]) -> tuple[Recipe, dict[str, Any]]:
-    """Return the recipe that the overrides choose, and its settings by key.
-
-    A recipe's settings are the keys in its file that are not fields of the class Recipe.
-    """
+    """Return the recipe that the overrides choose, and its settings: the keys in its file that Recipe does not have."""
     data = resolved(overrides)["recipe"]
     return _recipe(data, overrides), _settings(data)
 
 
 def _recipe(data: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
-    """Return the recipe that the section `recipe` of a composed config describes.
+    """Return the recipe in the section `recipe` of a composed config; it has the name of the chosen one.
 
-    overrides: those with which the config was composed; if they choose a recipe and do not set `recipe.name`, the
-        returned recipe has the name of the chosen one.
     Raise ValueError if a field is invalid, which may be due to a setting of a wrong type, and for misspelt fields.
     """
     settings = _settings(data)
     for key in settings:
         # Only words are compared: a setting such as `dgrad_dy` is like a field, but no misspelling.
         if key.isalpha() and (near := difflib.get_close_matches(key, _FIELDS, 1, cutoff=0.75)):
-            raise ValueError(
-                f"unknown key recipe.{key}: did you mean {near[0]}? Your own settings need names less similar to the "
-                f"recipe's keys, {', '.join(_FIELDS)}"
-            )
+            raise ValueError(f"unknown key recipe.{key}: did you mean {near[0]}? A recipe has {', '.join(_FIELDS)}")
     parsed = [_parsed(text) for text in overrides if not is_search_path(text)]
     chosen = [override.value for override in parsed if override.key == "recipe" and override.chooses]
     if chosen and not any(override.key == "recipe.name" for override in parsed):
@@ -215,10 +203,9 @@ def _settings(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _about_setting(settings: Mapping[str, Any], overrides: Sequence[str]) -> str | None:
-    """Return a message about the first recipe setting whose value has a wrong type; None if there is none.
+    """Return a message about the first setting whose type differs from that in the recipe's file, or None.
 
-    settings: the settings after the overrides. If the recipe's file sets one of them to a float, an int or a string,
-        its new value must have the same type, but an int is accepted for a float. Other settings are not checked.
+    Only floats, for which an int is accepted, ints and strings are checked.
     """
     own = resolved([override for override in overrides if not override.lstrip("+~").startswith("recipe.")])["recipe"]
     for key, value in settings.items():
@@ -258,10 +245,7 @@ def _prepare() -> None:
 
 
 def _options(slot: str, *, _root_: DictConfig) -> str:
-    """Resolve `${options:SLOT}` in a recipe's file: return the text to append to the slot's quantizer.
-
-    The recipe's settings `stochastic`, `rotated`, `rht` and `signs` determine it, for example `:stochastic:rht16`.
-    """
+    """Resolve `${options:SLOT}` in a recipe's file: the end of the slot's quantizer, such as `:stochastic:rht16`."""
     stochastic, rotated, size, signs = (_root_.recipe.get(key) for key in ("stochastic", "rotated", "rht", "signs"))
     for name, slots, valid in (("stochastic", stochastic, SLOTS), ("rotated", rotated, GEMMS)):
         if isinstance(slots, str) or not isinstance(slots, Sequence):
@@ -276,10 +260,7 @@ def _options(slot: str, *, _root_: DictConfig) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Parsed:
-    """An override KEY=VALUE. It sets a value (`sets`) or chooses a group's config (`chooses`).
-
-    If both are false, only Hydra can apply the override, for example +KEY=VALUE.
-    """
+    """An override: it sets a value, chooses a group's config, or neither: only Hydra applies +KEY=VALUE."""
 
     text: str
     key: str

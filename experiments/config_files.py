@@ -35,14 +35,11 @@ CONF = "conf"  # the user's config folder in the working directory
 
 @dataclass(frozen=True)
 class Folders:
-    """The user's configs: folders, in the order of Hydra's search path, and single files that overrides choose.
-
-    state: path, modification time (ns) and size of each config file. If a file changes, a later call of
-        `folders` returns a different `Folders`, so a cache whose keys are `Folders` never gives an outdated result.
-    """
+    """The user's configs: folders, in the order of Hydra's search path, and single files that overrides choose."""
 
     paths: tuple[Path, ...] = ()
     chosen: tuple[tuple[str, str], ...] = ()  # the single files: the group and the value, which is a path
+    # Path, modification time (ns) and size of each file, so that a cache with this key never gives an outdated result.
     state: tuple[tuple[str, int, int], ...] = ()
 
     @property
@@ -62,10 +59,7 @@ class Folders:
 
 
 def folders(overrides: Sequence[str] = ()) -> Folders:
-    """Return the user's configs: the folders that overrides of `hydra.searchpath` list, `./conf`, and single files.
-
-    `./conf` counts only if it has a subfolder for a group or for sweeps.
-    """
+    """Return the user's configs: folders of `hydra.searchpath`, `./conf` if it has a folder of a group, and files."""
     paths = [path for text in overrides if is_search_path(text) for path in _named(text)]
     conf = Path(CONF).absolute()
     if any((conf / group).is_dir() for group in (*GROUPS, SWEEPS)):
@@ -88,10 +82,7 @@ def folders(overrides: Sequence[str] = ()) -> Folders:
 
 
 def yaml_files(folder: Path) -> list[Path]:
-    """Return the YAML files in a folder and its subfolders, sorted, without hidden files and without dangling links.
-
-    Editors create hidden files and dangling links: for example, Emacs makes the link `.#mine.yaml`.
-    """
+    """Return the YAML files below a folder, sorted, without hidden files and dangling links, such as Emacs makes."""
     return [
         file
         for file in sorted(folder.rglob("*.yaml"))
@@ -105,10 +96,7 @@ def is_search_path(override: str) -> bool:
 
 
 def with_config_dir(overrides: Sequence[str], directory: str | None) -> list[str]:
-    """Return the overrides, preceded by `hydra.searchpath=[DIR]` for the option `--config-dir DIR`.
-
-    directory: DIR; None: the option is not given, so return the overrides unchanged.
-    """
+    """Return the overrides, preceded by `hydra.searchpath=[DIR]` if `--config-dir DIR` is given."""
     if directory is None:
         return [*overrides]
     path = Path(directory).expanduser()
@@ -132,10 +120,7 @@ def _named(override: str) -> Iterator[Path]:
 
 
 def names(group: str, own: Folders | None = None) -> list[str]:
-    """Return the names of all configs in a group, for example of all recipes in the group `recipe`.
-
-    own: the user's config folders, whose configs are listed last; None: list only fewbits' own configs.
-    """
+    """Return the names of all configs in a group: fewbits' own and, with `own`, those in the user's folders."""
     offered = [*_models(group), *_files(FOLDER / group)]
     return [*offered, *(name for path in (own.paths if own else ()) for name in _files(path / group))]
 
@@ -164,23 +149,17 @@ def is_path(value: object) -> bool:
 
 
 def check_choice(group: str, value: object, own: Folders) -> None:
-    """Raise ValueError unless a group's value names exactly one config; a path of a YAML file is not checked.
-
-    own: the user's config folders. A name that fewbits and a user's folder both have is refused, and so is a user's
-    file that is not UTF-8.
-    """
+    """Raise ValueError unless a group's value names exactly one config, in UTF-8; a path is not checked."""
     name = str(value)
     if is_path(value):
         return
     file = own.file(group, name)
     if name in _own_names(group):
         if file is not None:
-            raise ValueError(
-                f"{file}: fewbits itself has a {group} {name}, which Hydra would use instead; rename the file"
-            )
+            raise ValueError(f"{file}: Hydra would use fewbits' own {group} {name} instead; rename the file")
     elif file is None:
         valid = nearest_first(name, names(group, own))
-        own_files = f"a path of a YAML file, and names of files in ./conf/{group} or DIR/{group} with --config-dir DIR"
+        own_files = f"a path of a YAML file, or a file in ./conf/{group} or DIR/{group} with --config-dir DIR"
         raise ValueError(f"no {group} {value!r} exists: valid names are {valid}; also valid: {own_files}")
     else:
         try:
@@ -206,11 +185,7 @@ def register_chosen(own: Folders) -> None:
 
 
 def with_globs(override: str, own: Folders) -> str:
-    """Return an override with its pattern replaced by all matching names, for example in recipe=glob(mor/*).
-
-    Hydra's own patterns do not find names that contain a slash. An override without a pattern is returned unchanged.
-    Raise ValueError if no name matches.
-    """
+    """Return an override with a pattern such as recipe=glob(mor/*) replaced by all matching names, as Hydra cannot."""
     group = override.partition("=")[0]
     pattern = read_override(override).value() if group in GROUPS else None
     if not isinstance(pattern, Glob):

@@ -52,10 +52,7 @@ class World:
         return here.to(value.device)
 
     def agree(self, *requests: bool) -> tuple[bool, ...]:
-        """Return, for each request, whether it is true on at least one rank; all ranks get the same result.
-
-        All ranks must call this together. It lets them take the same decision, for example to stop.
-        """
+        """Return, for each request, whether it is true on at least one rank. All ranks must call this together."""
         if self.ranks == 1:
             return requests
         flags = self.greatest(torch.tensor(requests, dtype=torch.int32, device=self.device))
@@ -95,32 +92,24 @@ def rank_count() -> int:
 
 
 def check_device(kind: str) -> None:
-    """Raise ValueError if this machine cannot train on this kind of device with fewbits' compiled kernels.
-
-    With FEWBITS_BACKEND=reference, a GPU needs no compiled kernels: it uses the reference kernels, many times slower.
-    """
+    """Raise ValueError if this machine cannot train on this kind of device."""
     if kind == "cuda" and (complaint := cuda.complaint()):
         if not torch.cuda.is_available():
             raise ValueError(f"runtime.device cuda: {complaint}; valid values on this machine are auto and cpu")
         if os.environ.get("FEWBITS_BACKEND") != "reference":
             raise ValueError(
-                f"runtime.device cuda: the kernels do not work on this machine: {complaint}. FEWBITS_BACKEND=reference "
-                "trains without them, many times slower"
+                f"runtime.device cuda: {complaint}; FEWBITS_BACKEND=reference is slow but needs no kernels"
             )
 
 
 def check_products(recipe: Recipe, device: torch.device) -> None:
-    """Raise ValueError if the recipe executes FP8 products and this GPU does not support them.
-
-    On a CPU nothing is checked, because torch emulates FP8 products there.
-    """
+    """Raise ValueError if the recipe executes FP8 products and this GPU does not support them; a CPU emulates them."""
     if recipe.execute == EMULATE or device.type == "cpu":
         return
     capability = torch.cuda.get_device_capability(device)
     if capability < FP8_SINCE:
         raise ValueError(
-            f"recipe.execute {recipe.execute}: {torch.cuda.get_device_name(device)} has compute capability "
-            f"{'.'.join(map(str, capability))}; FP8 products need {'.'.join(map(str, FP8_SINCE))} or later; set "
+            f"recipe.execute {recipe.execute}: {torch.cuda.get_device_name(device)} has no FP8 products; set "
             f"recipe.execute={EMULATE}"
         )
 
@@ -143,18 +132,12 @@ _TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 
 def check_openmp(threads: int) -> None:
-    """Raise ValueError if OpenMP's environment variables allow fewer than `threads` threads.
-
-    The results of a trial on a CPU depend on the number of threads.
-    """
+    """Raise ValueError if OpenMP's environment variables allow fewer threads, because then the results would differ."""
     limit = os.environ.get("OMP_THREAD_LIMIT", "")
     dynamic = os.environ.get("OMP_DYNAMIC", "").lower() in ("true", "1")
     if threads > 1 and (dynamic or (limit.isdecimal() and int(limit) < threads)):
         variable = "OMP_DYNAMIC" if dynamic else f"OMP_THREAD_LIMIT={limit}"
-        raise ValueError(
-            f"runtime.threads {threads}: the environment variable {variable} allows fewer threads, which would change "
-            "the results: unset it"
-        )
+        raise ValueError(f"runtime.threads {threads}: the environment variable {variable} allows fewer: unset it")
 
 
 def _be_deterministic() -> None:
@@ -171,9 +154,8 @@ def _be_deterministic() -> None:
 def _keep_memory() -> None:
     """Make glibc reuse freed memory blocks of up to 32 MiB, so that the tensors of every step do not cause page faults.
 
-    Also put these blocks into huge pages, if Linux supports them, because the tensors of a step need more pages of
-    4 KiB than the TLB has entries. To do so, extend the heap once by HEAP bytes, and ask Linux to use huge pages for
-    this part of the heap. This reserves only addresses: a page takes up memory from its first use on.
+    Also extend the heap once by HEAP bytes, and ask Linux to use huge pages there, because the tensors of a step need
+    more pages of 4 KiB than the TLB has entries. A page takes up memory from its first use on.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if libc is None or not hasattr(libc, "mallopt"):

@@ -73,25 +73,18 @@ def processor_kind() -> str:
 
 
 def process_facts() -> dict[str, Any]:
-    """Return the version of the code, the machine and the command line of this process, for provenance.json.
-
-    git, git_dirty: the commit, and whether files differ from it. machine: the processor's type, such as x86_64.
-    host: the machine's name. command: the parts of the command line, with `***` in place of credentials.
-    """
+    """Return the version of the code, the machine and the command line of this process, for provenance.json."""
     return {
         "git": commit(),
-        "git_dirty": bool(_git("status", "--porcelain")),
-        "machine": platform.machine(),
+        "git_dirty": bool(_git("status", "--porcelain")),  # files differ from the commit
+        "machine": platform.machine(),  # such as x86_64
         "host": platform.node(),
         "command": [redacted(argument) for argument in (Path(sys.argv[0]).name, *sys.argv[1:])],
     }
 
 
 def segment(step: int, device: torch.device) -> dict[str, Any]:
-    """Return a description, for provenance.json, of a segment: the steps of a trial that this process computes.
-
-    step: the number of steps that were done before.
-    """
+    """Describe, for provenance.json, the segment of a trial's steps that this process computes, from `step` on."""
     return {
         "step": step,
         "environment": environment(device),
@@ -102,11 +95,7 @@ def segment(step: int, device: torch.device) -> dict[str, Any]:
 
 
 def environments(provenance: Mapping[str, Any]) -> list[Environment]:
-    """Return the environment of each segment of a run, in order. provenance: the content of provenance.json.
-
-    A segment is the steps that one process computed. A segment is omitted if a later process started at or before its
-    first step, and so computed its steps again.
-    """
+    """Return the environment of each segment in provenance.json, without those that a later process computed again."""
     segments: list[Mapping[str, Any]] = []
     for part in provenance.get("segments", ()):
         segments = [*(before for before in segments if before["step"] < part["step"]), part]
@@ -119,10 +108,7 @@ def computed(environments: Sequence[Environment]) -> Computed:
 
 
 def alike(one: Computed, other: Computed) -> bool:
-    """Tell whether two runs can be compared: a single environment computed all their steps, or none is known.
-
-    Two runs without any known environment can be compared with each other, but not with other runs.
-    """
+    """Tell whether two runs can be compared: one environment computed all their steps, or none is known."""
     return one == other and len(one) <= 1
 
 
@@ -133,8 +119,7 @@ def kinds_of(one: Computed) -> tuple[str, ...]:
 def describe_kinds(one: Computed, beside: Collection[Computed] = ()) -> str:
     """Return a text that names the kinds of machine that computed a run, for example `amd-avx2 (torch 2.11.0)`.
 
-    one: the run's environments. beside: environments with which these are compared. The brackets contain the values of
-    COMPARED_KEYS, apart from the kind, that are not equal in all environments of `one` and `beside`.
+    The brackets contain the values of COMPARED_KEYS that are not equal in all environments of `one` and `beside`.
     """
     parts = [part for run in (one, *beside) for part in run]
     differing = {key for at, key in enumerate(COMPARED_KEYS) if len({part[at] for part in parts}) > 1} - {"kind"}
@@ -155,7 +140,6 @@ def _git(*arguments: str) -> str | None:
 
 
 def _output(*command: str) -> str | None:
-    """Return what a command prints on stdout; None if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

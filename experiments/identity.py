@@ -60,19 +60,13 @@ def identity(
     threads: int = 1,
     parent: ParentPoint | None = None,
 ) -> Identity:
-    """Return the values whose hash is the trial's id; none of them depends on the machine.
-
-    device: the requested kind of device, cpu or cuda. parent: the checkpoint that a branch starts from.
-    """
+    """Return the values whose hash is the trial's id. device: the requested kind of device, cpu or cuda."""
     announce()
     return _settings_and_inputs(trial, data_fingerprint, device, ranks, threads, parent) | numerics()
 
 
 def imported_identity(trial: Trial, data_fingerprint: str, weights: str) -> Identity:
-    """Return the identity of an imported checkpoint: the values whose hash is its trial's id.
-
-    fewbits has not computed the weights, so the identity has `weights`, their hash, in place of the numerics version.
-    """
+    """Return the identity of an imported checkpoint: `weights`, their hash, stands in place of the numerics version."""
     return _settings_and_inputs(trial, data_fingerprint, "cpu", 1, 1, None) | {IMPORTED: weights}
 
 
@@ -96,10 +90,7 @@ def trial_id(identity: Mapping[str, Any]) -> str:
 
 
 def is_current(provenance: Mapping[str, Any]) -> bool:
-    """Tell whether the running sources would give the bits of the sources that computed a run; else it is stale.
-
-    An imported checkpoint is never stale. provenance: the content of the run's provenance.json.
-    """
+    """Tell whether the running sources would give a run's bits; else it is stale, unless it was imported."""
     made_of = provenance.get("identity")
     if not isinstance(made_of, dict):
         return False
@@ -107,10 +98,7 @@ def is_current(provenance: Mapping[str, Any]) -> bool:
 
 
 def all_settings(trial: Trial) -> dict[str, Any]:
-    """Return the settings that affect results, nested as in the config.
-
-    The sections `data` and `branch` are not included, nor settings that were added later and have their neutral value.
-    """
+    """Return the settings that affect results, nested, without `data`, `branch` and settings with a neutral value."""
     return {key: value for key, value in _settings(trial, "").items() if key not in _BY_CONTENT}
 
 
@@ -124,10 +112,7 @@ def _settings(value: Any, path: str) -> dict[str, Any]:
 
 
 def provenance(identity: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values for provenance.json: identity, edited sources, process id, `process_facts()`, the items of `facts`.
-
-    facts: further values by name, such as a description of the data and the parent's folder.
-    """
+    """Return values for provenance.json, with `facts`, such as a description of the data and the parent's folder."""
     return {
         "identity": dict(identity),
         # Files that were edited since numerics.txt recorded them; None: a file that was removed.

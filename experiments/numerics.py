@@ -50,12 +50,9 @@ def numerics() -> dict[str, Any]:
 
 
 def label(made_of: Mapping[str, Any]) -> str:
-    """Return a text for the sources that an identity names: `2`, or `2, edited 1a2b3c4d5e6f`; "" if it names none.
-
-    fewbits 0.1.0 had digests in place of a version.
-    """
+    """Return a text for the sources that an identity names: `2`, or `2, edited 1a2b3c4d5e6f`; "" if it names none."""
     version, edited = made_of.get("numerics", ""), made_of.get("edited")
-    if isinstance(version, list):
+    if isinstance(version, list):  # fewbits 0.1.0 had digests in place of a version
         return f"1 ({version[0][:12]})"
     return f"{version}" + (f", edited {edited[:12]}" if edited else "")
 
@@ -69,16 +66,12 @@ def announce() -> None:
 
 
 def changed(before: Digests | None = None, after: Digests | None = None) -> list[str]:
-    """Return the paths of files that differ in two sets of sources.
-
-    before, after: the sources; None: those that are recorded, and those that run.
-    """
+    """Return the paths of files that differ in two sets of sources: by default, the recorded and the running ones."""
     before, after = recorded()[1] if before is None else before, running() if after is None else after
     return sorted(path for path in {*before, *after} if before.get(path) != after.get(path))
 
 
 def total(digests: Digests) -> str:
-    """Return the digest of all sources."""
     return _digest("\n".join(f"{path} {digests[path]}" for path in sorted(digests)))
 
 
@@ -90,7 +83,6 @@ def recorded(file: Path = FILE) -> tuple[int, dict[str, str]]:
 
 
 def record(version: int, digests: Digests, file: Path = FILE) -> None:
-    """Write numerics.txt."""
     lines = [f"{path}\n    {digest}\n" for path, digest in sorted(digests.items())]
     file.write_text("".join([f"version {version}\n", *lines]), "utf-8")
     recorded.cache_clear()
@@ -135,10 +127,9 @@ def cpp_digest(source: str) -> str:
 
 
 def _serialised(value: object, silent: bool = False) -> str:
-    """Return a node of a syntax tree, or the value of a node's field, as text that contains only what computes.
+    """Return what computes in a syntax node or its field as text, which unlike ast.dump is the same in all Pythons.
 
-    silent: the node is part of an error, an assertion or a warning, whose texts are messages. Python's own
-    serialisation (ast.dump) is not used, because it differs between Python versions.
+    silent: the node is part of an error, an assertion or a warning, whose texts are messages.
     """
     if isinstance(value, list):
         return ",".join(_serialised(item, silent) for item in value if not _is_docstring(item))
@@ -160,7 +151,6 @@ def _is_docstring(statement: object) -> bool:
 
 
 def _warns(node: ast.AST) -> bool:
-    """Tell whether the node is a call of a function that only writes a message."""
     called = node.func if isinstance(node, ast.Call) else None
     return getattr(called, "attr", getattr(called, "id", None)) in WARNINGS
 

@@ -94,10 +94,7 @@ class Session:
         self.events.saved(self.folder)
 
     def _discard_unlike(self) -> None:
-        """Remove the run's checkpoints, with a warning, if another environment has computed its steps.
-
-        If this process went on from them, its steps would round in different ways.
-        """
+        """Remove the run's checkpoints, with a warning, if an environment that may round differently computed them."""
         before, now = self.folder.computed(), computed([environment(self.world.device)])
         places = [path for place in (self.folder.checkpoints, self.folder.kept) for path in steps(place).values()]
         if not places or not before or before == now:

@@ -29,41 +29,26 @@ def corpus_model(trial: Trial, corpus: Corpus) -> Trial:
     """Return the trial with a vocabulary that is large enough for its data; raise ValueError if it is fixed."""
     if model := with_vocab(trial.model, corpus.vocab):
         return replace(trial, model=model)
-    raise ValueError(
-        f"model.vocab {trial.model.vocab}: the data have a vocabulary of {corpus.vocab} tokens; set model.vocab to "
-        "this number or more, or choose another data.tokenizer"
-    )
+    raise ValueError(f"model.vocab {trial.model.vocab}: the data have {corpus.vocab} tokens; set this number or more")
 
 
 def check(trial: Trial, ranks: int = 1) -> None:
-    """Raise ValueError if the trial's settings do not fit together on this number of ranks.
-
-    Also refuse a recipe with a block that covers a whole operand of this model: it would act like another recipe, with
-    the block `tensor` (`coincidences`).
-    """
+    """Raise ValueError if the trial's settings do not fit together on this number of ranks."""
     t = trial.training
     if t.batch % (t.micro_batch * ranks):
         raise ValueError(
-            f"training.batch {t.batch}: {ranks} ranks of training.micro_batch {t.micro_batch} need a multiple of "
-            f"{ranks * t.micro_batch}"
+            f"training.batch {t.batch}: {ranks} ranks need a multiple of {ranks * t.micro_batch} sequences"
         )
     if t.compile and (ranks > 1 or t.recompute):
-        raise ValueError(
-            "training.compile=true needs one rank and training.recompute=false: change these settings, or set "
-            "training.compile=false"
-        )
+        raise ValueError("training.compile=true needs one rank and training.recompute=false")
     if trial.model.positions != "none" and t.length > trial.model.context:
         raise ValueError(
-            f"training.length {t.length}: model {trial.model.name} has {trial.model.context} positions; use a shorter "
-            "length, another model or, where positions are rotary, a larger model.context"
+            f"training.length {t.length}: model {trial.model.name} has {trial.model.context} positions (model.context)"
         )
     phases(trial.schedule, t.steps)
     trial.precision.check_ranks(ranks)
     if not 2.0**-126 <= trial.precision.loss_scale <= 2.0**126:
-        raise ValueError(
-            f"precision.loss_scale {trial.precision.loss_scale}: the scale and its reciprocal have to be normal float32"
-            " numbers, so powers of two from 2^-126 to 2^126 are valid"
-        )
+        raise ValueError(f"precision.loss_scale {trial.precision.loss_scale}: powers of two 2^-126 to 2^126 are valid")
     model = on_meta(trial.model)
     layers = list(linear_layers(model))  # before `quantize`, which replaces them in the model
     quantize(model, trial.recipe, observer=Observer(trial.observer))

@@ -49,10 +49,7 @@ class State:
     timing: list[dict[str, float]] = field(default_factory=list)  # rows of timing.parquet
 
     def write_tables(self, folder: Path) -> None:
-        """Write the tables metrics, numerics, precision (if it was measured) and timing into the run folder.
-
-        Times are in a table of their own, because only they differ if the same trial is run again.
-        """
+        """Write the tables into the run folder; only `timing` differs if the same trial is run again."""
         tables = {"metrics": self.metrics, "numerics": self.numerics, "timing": self.timing}
         if rows := self.policy.rows():
             tables["precision"] = rows
@@ -85,10 +82,7 @@ def set_up(trial: Trial, device: torch.device, ranks: int = 1) -> State:
 
 
 def resume(state: State, session: Session) -> None:
-    """Load the trial's newest intact checkpoint into `state`; if there is none, load the checkpoint of its parent.
-
-    Only a branch has a parent. If there is no checkpoint to load, leave the state unchanged.
-    """
+    """Load the trial's newest intact checkpoint into `state`, else that of a branch's parent, else nothing."""
     world, folder, parent = session.world, session.folder, session.parent
     own = saving.newest(world, folder.checkpoints, folder.kept)
     checkpoint = own or (parent.checkpoint if parent else None)
@@ -144,28 +138,18 @@ def _timing(path: Path, step: int) -> list[dict[str, float]]:
 
 
 def _load_weights(model: nn.Module, saved: dict[str, Tensor], *, strict: bool) -> None:
-    """Load saved weights into the model.
-
-    strict: require the same names of weights. Otherwise (for a branch) the model and the checkpoint may differ in the
-    samplers' parameters `bit_scale`, because a branch may have another recipe.
-    """
+    """Load saved weights, which have the model's names; unless `strict`, samplers' `bit_scale` may be in only one."""
     own = model.state_dict()
     missing, unexpected = own.keys() - saved.keys(), saved.keys() - own.keys()
     for name in own.keys() & saved.keys():
         fill(own[name], saved[name])
     wrong = [name for name in (*sorted(missing), *sorted(unexpected)) if strict or not name.endswith(".bit_scale")]
     if wrong:
-        raise ValueError(
-            "the checkpoint belongs to another model: some weights are only in one of the two, such as "
-            f"{', '.join(wrong[:5])}; use a checkpoint of the same model"
-        )
+        raise ValueError(f"the checkpoint belongs to another model: only one of the two has {', '.join(wrong[:5])}")
 
 
 def _columns(rows: list[dict[str, float]]) -> dict[str, Tensor]:
-    """Return a table's rows as one tensor per column; NaN where a row has no value.
-
-    Checkpoints store these tensors. Stored as JSON, many rows could take more space than the model.
-    """
+    """Return a table's rows as one tensor per column, which is smaller than JSON; NaN where a row has no value."""
     frame = pd.DataFrame(rows, dtype="float64")
     return {str(name): torch.from_numpy(frame[name].to_numpy(copy=True)) for name in frame}
 

@@ -88,10 +88,8 @@ class FewbitsConverter:
     def __init__(self, job_config: Any, parallel_dims: Any) -> None:
         section = getattr(job_config, NAME, None)
         if section is None:
-            raise ValueError(
-                f"the converter {NAME} needs a recipe: in the config of torchtitan, set custom_config_module = "
-                f'"{__name__}" in [job], and recipe in [{NAME}]'
-            )
+            setting = f'custom_config_module = "{__name__}" in [job], and recipe in [{NAME}]'
+            raise ValueError(f"the converter {NAME} needs a recipe: in the config of torchtitan, set {setting}")
         self.recipe = recipe_from_overrides(section.recipe, split(section.settings))
         for problem in problems(job_config, parallel_dims, self.recipe):
             raise ValueError(problem)
@@ -106,17 +104,12 @@ class FewbitsConverter:
         """Quantize the model, and register hooks that count micro-batches and read the step of a loaded checkpoint."""
         for name, parameter in model.named_parameters():
             if parameter.ndim == 3:
-                raise ValueError(
-                    f"{name} holds the weights of experts, which are multiplied outside nn.Linear and would not be "
-                    "quantized: models with experts are not supported"
-                )
-        self.quantization = quantize(
-            model,
-            self.recipe,
-            seed=self.config.debug.seed or 0,
-            observer=self._observer(),
-            keep_weights=not self.sharded,
-        )
+                raise ValueError(f"{name} holds the weights of experts: models with experts are not supported")
+        # An observer, if the model's train spec logs quantization errors by `build_metrics_processor`.
+        logged = get_train_spec(self.config.model.name).build_metrics_processor_fn is build_metrics_processor
+        observer = LoggedSteps(self.config.metrics.log_freq) if logged else None
+        seed = self.config.debug.seed or 0
+        self.quantization = quantize(model, self.recipe, seed=seed, observer=observer, keep_weights=not self.sharded)
         self._step(0)
         model.register_forward_pre_hook(self._forward)
         model.register_load_state_dict_pre_hook(self._load)
@@ -175,13 +168,6 @@ class FewbitsConverter:
         term = sampler.penalty * (bits - sampler.target).abs().mean() / (micro_batches * self.ranks)
         return _AddedToLoss.apply(y, term)
 
-    def _observer(self) -> Observer | None:
-        """Return an observer if the model's train spec logs quantization errors by `build_metrics_processor`."""
-        spec = get_train_spec(self.config.model.name)
-        if spec.build_metrics_processor_fn is not build_metrics_processor:
-            return None
-        return LoggedSteps(self.config.metrics.log_freq)
-
 
 class _AddedToLoss(torch.autograd.Function):
     """An identity operation on y. Its backward pass computes gradients as if `term` were added to the loss."""
@@ -200,26 +186,18 @@ class _AddedToLoss(torch.autograd.Function):
 
 
 def split(settings: Sequence[str]) -> list[str]:
-    """Return the settings of a recipe, one string each, from the list `settings` of torchtitan's config.
-
-    torchtitan splits a list on the command line at every comma, also at those inside brackets.
-    """
+    """Return a recipe's settings, one string each; torchtitan splits its list at every comma, also inside brackets."""
     not_inside_brackets = r",(?![^\[{(]*[\]})])"
     return [part.strip() for part in re.split(not_inside_brackets, ",".join(settings)) if part]
 
 
 def problems(config: Any, dims: Any, recipe: Recipe) -> Iterator[str]:
-    """Yield a message for each reason why a torchtitan job with this config could not follow the recipe.
-
-    dims: torchtitan's ParallelDims for the config.
-    """
+    """Yield a message for each reason why a torchtitan job with this config could not follow the recipe."""
     yield from titan_models.unsupported(config)
     if quantizers := [name for name in config.model.converters if name.startswith("quantize.")]:
         yield f"model.converters: {', '.join(quantizers)} would quantize the layers of {NAME} again; use one of them"
     if config.fault_tolerance.enable:
-        yield (
-            "fault_tolerance.enable: a joining replica does not get the step, from which noise is derived; disable it"
-        )
+        yield "fault_tolerance.enable: a joining replica does not get the step, which sets the noise; disable it"
     if config.model.name.startswith(TRACED):
         yield f"model.name {config.model.name}: this experiment of torchtitan traces the layers; use for example llama3"
     # FSDP gathers copies of torchtitan's models in this dtype, but our models in FP32 (see titan_models.py).
@@ -259,12 +237,8 @@ class LoggedSteps(Observer):
 def numerics(models: Sequence[nn.Module]) -> dict[str, float]:
     """Return metrics of this rank's tokens since the last call, by name; empty if no quantized layer is observed.
 
-    `fewbits/COLUMN/SLOT` is the mean over layers of a column of the observer's rows: relative error (`error`), shares
-    of `flushed` and `saturated` values, and the share of a mixture's decisions that chose its i-th quantizer
-    (`share_i`, i from 0 to 3). `fewbits/error_max/SLOT` is the largest error of any layer. `fewbits/bits_mean`,
-    `fewbits/bits_min` and `fewbits/bits_max` are the mean, smallest and largest bit width of all layers.
-
-    models: the parts of the model that torchtitan trains.
+    `fewbits/COLUMN/SLOT` is the mean over layers of a column of the observer's rows (docs/columns.md), and
+    `fewbits/error_max/SLOT` the largest error of any layer. `fewbits/bits_mean`, `_min` and `_max` are bit widths.
     """
     layers = [module for model in models for module in model.modules() if isinstance(module, QuantizedLinear)]
     quantization = layers[0].owner[0] if layers else None

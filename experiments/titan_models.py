@@ -43,17 +43,14 @@ RECOMPUTED = "_checkpoint_wrapped_module."  # torch's activation checkpointing i
 
 @dataclass
 class DecoderArgs(BaseModelArgs):  # type: ignore[misc]
-    """The arguments of one of fewbits' models for torchtitan; `update_from_config` completes them."""
+    """The arguments of one of fewbits' models for torchtitan."""
 
     flavor: str = "hybrid-nano"
     config: DecoderConfig = MODELS["hybrid-nano"]
     compute_dtype: str = "bfloat16"
 
     def update_from_config(self, job_config: Any, **_: Any) -> None:
-        """Set the compute dtype, and the model's context and vocabulary, from torchtitan's config and tokenizer.
-
-        Raise ValueError for settings that these models do not support.
-        """
+        """Complete the arguments from torchtitan's config; ValueError for settings that our models do not support."""
         for problem in problems(job_config):
             raise ValueError(problem)
         self.compute_dtype = job_config.training.mixed_precision_param
@@ -85,22 +82,15 @@ class TitanDecoder(Decoder):
 
 
 def fitted(flavor: str, tokens: int, length: int) -> DecoderConfig:
-    """Return the configuration of a model, with context and vocabulary enlarged; ValueError if they are fixed.
-
-    flavor: the model's name. tokens: the size of the tokenizer's vocabulary. length: the sequence length.
-    """
+    """Return a model with context and vocabulary enlarged for the data; ValueError if they are fixed."""
     config = MODELS[flavor]
     if length > config.context:
         if config.positions == "learned":
-            raise ValueError(
-                f"training.seq_len {length}: model {config.name} has {config.context} positions; "
-                f"set training.seq_len to {config.context} or less"
-            )
+            raise ValueError(f"training.seq_len {length}: model {config.name} has {config.context} positions")
         config = replace(config, context=length)
     if (enlarged := with_vocab(config, tokens)) is None:
         raise ValueError(
-            f"the tokenizer has {tokens} tokens, but the vocabulary of model {config.name} has only {config.vocab}"
-            "; use a smaller tokenizer, or a nano model, whose vocabulary is enlarged as needed"
+            f"the tokenizer has {tokens} tokens, but model {config.name} has a vocabulary of {config.vocab}"
         )
     return enlarged
 
@@ -109,11 +99,10 @@ def fitted(flavor: str, tokens: int, length: int) -> DecoderConfig:
 def initialise(model: Decoder, buffer_device: torch.device | None = None) -> None:
     """Fill the parameters, which may be sharded, with the bits that `registry.build` gives for torchtitan's seed.
 
-    To save memory, only one unsharded block exists at a time. A tied head is tied to the embedding again, because
-    torchtitan has allocated new memory for each parameter. buffer_device: the device of the rotary angles.
+    Only one unsharded block exists at a time. buffer_device: the device of the rotary angles.
     """
     seed, device = torch.initial_seed() % (1 << 63), model.embed.weight.device
-    if model.config.tied:
+    if model.config.tied:  # torchtitan has allocated new memory for each parameter
         model.head.weight = model.embed.weight
     parameters_of_model = {name.replace(RECOMPUTED, ""): parameter for name, parameter in model.named_parameters()}
     with torch.device("meta"):
@@ -180,15 +169,9 @@ def unsupported(job_config: Any) -> Iterator[str]:
     for name in ("tensor", "pipeline", "context", "expert"):
         degree = getattr(job_config.parallelism, f"{name}_parallel_degree")
         if degree > 1:
-            yield (
-                f"parallelism.{name}_parallel_degree {degree}: {NAME} needs whole weights and the tokens of one rank; "
-                "only data parallelism is supported (FSDP, HSDP, DDP)"
-            )
+            yield f"parallelism.{name}_parallel_degree {degree}: {NAME} needs whole weights, so use FSDP, HSDP or DDP"
     if job_config.compile.enable and "model" in job_config.compile.components:
-        yield (
-            "compile.components includes model: torchtitan compiles each block as one graph, but a quantized layer "
-            "changes with the step and breaks the graph; set compile.components=loss"
-        )
+        yield "compile.components includes model: quantized layers change with the step; set compile.components=loss"
 
 
 def problems(job_config: Any) -> Iterator[str]:

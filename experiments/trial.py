@@ -55,9 +55,7 @@ class Training:
         if self.rounding_seed is not None and not 0 <= self.rounding_seed < SEEDS:
             raise ValueError(f"training.rounding_seed {self.rounding_seed}: valid values are 0 to 2^63 - 1 and null")
         if self.batch % self.micro_batch:
-            raise ValueError(
-                f"training.batch {self.batch}: not a multiple of training.micro_batch {self.micro_batch}: change one"
-            )
+            raise ValueError(f"training.batch {self.batch}: not a multiple of training.micro_batch {self.micro_batch}")
 
 
 @dataclass(frozen=True)
@@ -92,17 +90,11 @@ class Branch:
 
 @dataclass(frozen=True)
 class ProbeConfig:
-    """The settings of a probe trial.
+    """A probe trial reads `training.steps` micro-batches with the checkpoint that `branch` names, without training."""
 
-    A probe trial starts from the checkpoint that `branch` names and does not change it. It reads `training.steps`
-    batches of `training.micro_batch` sequences.
-    """
-
-    # How often each batch is measured with other random numbers, if the recipe uses any; 0: the trial is no probe, but
-    # trains.
+    # How often each batch is measured with other random numbers, if the recipe uses any; 0: the trial is no probe.
     seeds: int = 0
-    # validation, ood: held-out text, of which each seed reads other documents; train: the batches that the parent would
-    # read next.
+    # validation, ood: held-out text, of which each seed reads other documents; train: the parent's next batches.
     split: str = "validation"
     # Also measure the recipe with only one GEMM, slot or block quantized, and with all but this one.
     parts: tuple[str, ...] = ()
@@ -146,13 +138,12 @@ class Trial:
         self.precision.check(self.training.dtype, self.recipe.sampler.kind, self.training.compile)
         if self.model.positions == "learned" and self.training.length > self.model.context:
             raise ValueError(
-                f"training.length {self.training.length}: model {self.model.name} has {self.model.context} positions; "
-                f"set training.length to {self.model.context} or less"
+                f"training.length {self.training.length}: model {self.model.name} has {self.model.context} positions"
             )
         if self.is_probe and self.training.batch != self.training.micro_batch:
             raise ValueError(
                 f"training.batch {self.training.batch}: a probe (probe.seeds {self.probe.seeds}) reads one micro-batch "
-                f"at a time, so training.batch has to equal training.micro_batch, {self.training.micro_batch}"
+                f"at a time: set it to training.micro_batch, {self.training.micro_batch}"
             )
 
     @staticmethod
@@ -186,10 +177,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Runtime:
-    """Settings of how and where a trial runs.
-
-    Of these settings, only the kind of device and, on a CPU, the number of threads are part of the trial's id.
-    """
+    """How and where a trial runs; only the device's kind and a CPU's number of threads are part of the trial's id."""
 
     device: str = "auto"  # cpu, cuda, or auto: a GPU if the machine that trains has one
     threads: int = 1  # number of threads on a CPU

@@ -64,28 +64,6 @@ def spellings(*overrides: str) -> dict[str, str]:
     return {slot: str(resolved.spec or "high") for slot, resolved in recipe.operands.items()}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (["recipe=mor/block", "recipe.threshold=0.03"], "e4m3:128x128:gam @ error<0.03 | bf16 ; per=tensor"),
-        (["recipe=mor/channel"], "e4m3:channel:gam @ error<0.045 | bf16 ; per=tensor"),
-        (["recipe=mor/tensor", "recipe.scaling=amax"], "e4m3:tensor:amax @ error<0.045 | bf16 ; per=tensor"),
-        (["recipe=mor/block-64"], "e4m3:64x64:gam @ error<0.045 | bf16 ; per=tensor"),
-        (["recipe=mor/sub-channel"], "e4m3:1x128:gam @ error<0.045 | bf16 ; per=tensor"),
-        (["recipe=mor/e8m0"], "e4m3:128x128:e8m0 @ error<0.045 | bf16 ; per=tensor"),
-        (["recipe=mor/amax"], "e4m3:128x128:amax @ error<0.045 | bf16 ; per=tensor"),
-        (["recipe=mor/threshold-5"], "e4m3:128x128:gam @ error<0.05 | bf16 ; per=tensor"),
-        (["recipe=mor/two-way"], "e4m3:128x128:gam @ error<e5m2:128x128:gam | bf16 ; per=block"),
-        (
-            ["recipe=mor/three-way", "recipe.block=64x64"],
-            "e4m3:64x64:gam @ error<e5m2:64x64:gam | e5m2:64x64:gam @ spread<normal | bf16 ; per=block",
-        ),
-    ],
-)
-def test_mor_is_one_mixture_for_all_six_operands(overrides: list[str], expected: str) -> None:
-    assert spellings(*overrides) == dict.fromkeys(SLOTS, str(Mixture.parse(expected)))
-
-
 NVFP4 = {
     "fprop.x": "e2m1:1x16:nvfp4",
     "fprop.w": "e2m1:16x16:nvfp4",
@@ -94,76 +72,64 @@ NVFP4 = {
     "wgrad.dy": "e2m1:1x16:nvfp4:stochastic:rht16",
     "wgrad.x": "e2m1:1x16:nvfp4:rht16",
 }
+# Overrides without their prefix `recipe.`, and the quantizer of all operands, or those that differ from NVFP4.
+OPERANDS: dict[str, str | dict[str, str]] = {
+    "mor/block threshold=0.03": "e4m3:128x128:gam @ error<0.03 | bf16 ; per=tensor",
+    "mor/channel": "e4m3:channel:gam @ error<0.045 | bf16 ; per=tensor",
+    "mor/tensor scaling=amax": "e4m3:tensor:amax @ error<0.045 | bf16 ; per=tensor",
+    "mor/block-64": "e4m3:64x64:gam @ error<0.045 | bf16 ; per=tensor",
+    "mor/sub-channel": "e4m3:1x128:gam @ error<0.045 | bf16 ; per=tensor",
+    "mor/e8m0": "e4m3:128x128:e8m0 @ error<0.045 | bf16 ; per=tensor",
+    "mor/amax": "e4m3:128x128:amax @ error<0.045 | bf16 ; per=tensor",
+    "mor/threshold-5": "e4m3:128x128:gam @ error<0.05 | bf16 ; per=tensor",
+    "mor/two-way": "e4m3:128x128:gam @ error<e5m2:128x128:gam | bf16 ; per=block",
+    "mor/three-way block=64x64": (
+        "e4m3:64x64:gam @ error<e5m2:64x64:gam | e5m2:64x64:gam @ spread<normal | bf16 ; per=block"
+    ),
+    "nvfp4": {},
+    "nvfp4 weights=1x16": {"fprop.w": "e2m1:1x16:nvfp4", "dgrad.w": "e2m1:1x16:nvfp4"},
+    "nvfp4 rht=32 signs=7": {
+        "wgrad.dy": "e2m1:1x16:nvfp4:stochastic:rht32:signs=7",
+        "wgrad.x": "e2m1:1x16:nvfp4:rht32:signs=7",
+    },
+    "nvfp4 signs=each": {
+        "wgrad.dy": "e2m1:1x16:nvfp4:stochastic:rht16:signs=each",
+        "wgrad.x": "e2m1:1x16:nvfp4:rht16:signs=each",
+    },
+    "nvfp4 rotated=[]": {"wgrad.dy": "e2m1:1x16:nvfp4:stochastic", "wgrad.x": "e2m1:1x16:nvfp4"},
+    "nvfp4 stochastic=[fprop.x]": {
+        "fprop.x": "e2m1:1x16:nvfp4:stochastic",
+        "dgrad.dy": "e2m1:1x16:nvfp4",
+        "wgrad.dy": "e2m1:1x16:nvfp4:rht16",
+    },
+    "nvfp4-ms-eden": dict.fromkeys(("dgrad.dy", "dgrad.w", "wgrad.dy", "wgrad.x"), "e2m1:1x16:eden:rht128:signs=each"),
+    "nvfp4-base": "e2m1:1x16:nvfp4",
+    "mxfp8": "e4m3:1x32:e8m0",
+    "mxfp8-ocp": "e4m3:1x32:mx",
+    "mxfp6": "e2m3:1x32:e8m0",
+    "mxfp6-ocp": "e2m3:1x32:mx",
+    "mxfp6 element=e3m2": "e3m2:1x32:e8m0",
+    "mxfp4": {slot: text.replace("16", "32").replace("nvfp4", "e8m0") for slot, text in NVFP4.items()},
+    "fp8": {slot: f"e4m3:{'128x128' if slot.endswith('w') else '1x128'}:amax" for slot in SLOTS},
+    "bf16": "high",
+    "gaussws": "high",
+}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "changed"),
-    [
-        (["recipe=nvfp4"], {}),
-        (["recipe=nvfp4", "recipe.weights=1x16"], {"fprop.w": "e2m1:1x16:nvfp4", "dgrad.w": "e2m1:1x16:nvfp4"}),
-        (
-            ["recipe=nvfp4", "recipe.rht=32", "recipe.signs=7"],
-            {
-                "wgrad.dy": "e2m1:1x16:nvfp4:stochastic:rht32:signs=7",
-                "wgrad.x": "e2m1:1x16:nvfp4:rht32:signs=7",
-            },
-        ),
-        (
-            ["recipe=nvfp4", "recipe.signs=each"],
-            {
-                "wgrad.dy": "e2m1:1x16:nvfp4:stochastic:rht16:signs=each",
-                "wgrad.x": "e2m1:1x16:nvfp4:rht16:signs=each",
-            },
-        ),
-        (
-            ["recipe=nvfp4", "recipe.rotated=[]"],
-            {"wgrad.dy": "e2m1:1x16:nvfp4:stochastic", "wgrad.x": "e2m1:1x16:nvfp4"},
-        ),
-        (
-            ["recipe=nvfp4", "recipe.stochastic=[fprop.x]"],
-            {
-                "fprop.x": "e2m1:1x16:nvfp4:stochastic",
-                "dgrad.dy": "e2m1:1x16:nvfp4",
-                "wgrad.dy": "e2m1:1x16:nvfp4:rht16",
-            },
-        ),
-        (
-            ["recipe=nvfp4-ms-eden"],
-            dict.fromkeys(("dgrad.dy", "dgrad.w", "wgrad.dy", "wgrad.x"), "e2m1:1x16:eden:rht128:signs=each"),
-        ),
-        (["recipe=nvfp4-base"], dict.fromkeys(SLOTS, "e2m1:1x16:nvfp4")),
-        (["recipe=mxfp8"], dict.fromkeys(SLOTS, "e4m3:1x32:e8m0")),
-        (["recipe=mxfp8-ocp"], dict.fromkeys(SLOTS, "e4m3:1x32:mx")),
-        (["recipe=mxfp6"], dict.fromkeys(SLOTS, "e2m3:1x32:e8m0")),
-        (["recipe=mxfp6-ocp"], dict.fromkeys(SLOTS, "e2m3:1x32:mx")),
-        (["recipe=mxfp6", "recipe.element=e3m2"], dict.fromkeys(SLOTS, "e3m2:1x32:e8m0")),
-        (
-            ["recipe=mxfp4"],
-            {
-                "fprop.x": "e2m1:1x32:e8m0",
-                "fprop.w": "e2m1:32x32:e8m0",
-                "dgrad.dy": "e2m1:1x32:e8m0:stochastic",
-                "dgrad.w": "e2m1:32x32:e8m0",
-                "wgrad.dy": "e2m1:1x32:e8m0:stochastic:rht32",
-                "wgrad.x": "e2m1:1x32:e8m0:rht32",
-            },
-        ),
-        (["recipe=fp8"], {slot: f"e4m3:{'128x128' if slot.endswith('w') else '1x128'}:amax" for slot in SLOTS}),
-        (["recipe=bf16"], dict.fromkeys(SLOTS, "high")),
-        (["recipe=gaussws"], dict.fromkeys(SLOTS, "high")),
-        (
-            ["recipe=bf16", 'recipe.fprop.x="e4m3:128x128:gam @ error<0.045 | bf16"'],
-            {**dict.fromkeys(SLOTS, "high"), "fprop.x": "e4m3:128x128:gam @ error<0.045 | bf16"},
-        ),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_what_each_operand_gets(overrides: list[str], changed: dict[str, str]) -> None:
-    expected = {**NVFP4, **changed}
-    assert spellings(*overrides) == {
+@pytest.mark.parametrize(("chosen", "expected"), OPERANDS.items(), ids=OPERANDS)
+def test_what_each_operand_gets(chosen: str, expected: str | dict[str, str]) -> None:
+    texts = dict.fromkeys(SLOTS, expected) if isinstance(expected, str) else NVFP4 | expected
+    name, *settings = chosen.split()
+    assert spellings(f"recipe={name}", *(f"recipe.{setting}" for setting in settings)) == {
         slot: text if text == "high" else str(Mixture.parse(text) if "|" in text else Quantizer.parse(text))
-        for slot, text in expected.items()
+        for slot, text in texts.items()
     }
+
+
+def test_an_override_sets_one_operand() -> None:
+    mixture = "e4m3:128x128:gam @ error<0.045 | bf16"
+    expected = dict.fromkeys(SLOTS, "high") | {"fprop.x": str(Mixture.parse(mixture))}
+    assert spellings("recipe=bf16", f'recipe.fprop.x="{mixture}"') == expected
 
 
 def test_samplers_and_what_is_kept_high() -> None:
@@ -362,11 +328,8 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 ) -> None:
     overrides = command.split(" ")
     keys = {override.partition("=")[0] for override in overrides}
-    tiny = (
-        []
-        if keys & {"training", "~training.steps", "~model"}
-        else [setting for setting in TINY if setting.partition("=")[0] not in keys]
-    )
+    whole = keys & {"training", "~training.steps", "~model"}
+    tiny = [] if whole else [setting for setting in TINY if setting.partition("=")[0] not in keys]
     data = [] if any(key.startswith("data") for key in keys) else ["data.size=65536"]
     assert cli.main(["train", f"runtime.cache={cache}", *tiny, *data, *overrides]) == 2
     out, err = capsys.readouterr()
@@ -391,7 +354,6 @@ def test_settings_of_a_recipe_may_be_changed_in_any_order_of_words() -> None:
 
 @pytest.mark.parametrize("hash_", ["12345678", "12e45678", "1e234567", "0e000001", "abcdef12"])
 def test_a_hash_that_looks_like_a_number_names_a_parent(hash_: str) -> None:
-    """Check the parent of a trial, with and without an override that only Hydra can apply."""
     for others in ([], ["+branch.step=4"], ["seed=3"]):
         assert resolved([f"branch.parent={hash_}", *others])["branch"]["parent"] == hash_
     assert load_trial([f"branch.parent={hash_}"])[0].branch.parent == hash_

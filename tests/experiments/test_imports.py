@@ -1,4 +1,4 @@
-"""Test `fewbits import`: it writes a run that other commands open like a finished one, or it writes nothing."""
+"""Test `fewbits export` and `fewbits import`: others open what they write, or they write nothing."""
 
 import json
 import shutil
@@ -19,6 +19,7 @@ from fewbits.experiments.storage.finished_run import FinishedRun
 from fewbits.experiments.storage.run_folder import RunFolder, saved_trial
 from fewbits.experiments.training import run
 from fewbits.experiments.trial import Branch, Runtime
+from fewbits.models.quantize import unquantized
 from tests.experiments.data.data_inputs import bin_folder
 from tests.experiments.trial_inputs import overrides, tensors, train
 from tests.messages import names
@@ -36,12 +37,16 @@ def trained(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return train(cache, runs, *DATA, *chosen)[0]
 
 
+def export(folder: RunFolder, out: Path, cache: Path) -> int:
+    words = ["export", str(folder.path), "--format", "huggingface", "--out", str(out), "--cache", str(cache)]
+    return cli.main(words)
+
+
 @pytest.fixture(scope="module")
 def published(trained: RunFolder, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a Hugging Face folder with the model and the tokenizer of the run `trained`."""
     out = tmp_path_factory.mktemp("published") / "tiny"
-    words = ["export", str(trained.path), "--format", "huggingface", "--out", str(out), "--cache", str(cache)]
-    assert cli.main(words) == 0
+    assert export(trained, out, cache) == 0
     return out
 
 
@@ -49,6 +54,52 @@ def published(trained: RunFolder, cache: Path, tmp_path_factory: pytest.TempPath
 def imported(published: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     runs = tmp_path_factory.mktemp("runs")
     return import_run(str(published), runs, overrides=SETTINGS, cache=cache).folder
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:512"])
+def test_transformers_loads_the_same_logits_and_the_same_tokens(cache: Path, tmp_path: Path, tokenizer: str) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    settings = ("training.steps=2", "training.length=64", "training.dtype=fp32", "recipe=nvfp4")
+    folder, _ = train(cache, tmp_path / "runs", *DATA, *settings, f"data.tokenizer={tokenizer}")
+    out, text = tmp_path / "exported", "def naïve(x):\n    return '\x7f' * x  # 日本\n"
+    assert export(folder, out, cache) == 0
+    assert export(folder, out, cache) == 2, "the folder exists"
+    run = FinishedRun.open(folder.path, cache=cache)
+    model, quantization = run.model(Runtime(device="cpu"))
+    tokens = torch.tensor([run.tokenizer.encode([text])[0].tolist()])
+    theirs = AutoModelForCausalLM.from_pretrained(out)
+    with torch.no_grad(), unquantized(quantization):
+        torch.testing.assert_close(theirs(tokens).logits, model(tokens), rtol=1e-4, atol=2e-5)
+    their_tokenizer = AutoTokenizer.from_pretrained(out)
+    assert their_tokenizer(text, add_special_tokens=False)["input_ids"] == tokens[0].tolist()
+    assert their_tokenizer.decode(tokens[0]) == text
+    assert their_tokenizer.eos_token_id == run.separator == theirs.generation_config.eos_token_id
+
+
+def test_a_hybrid_is_refused_and_nothing_is_written(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ("model=hybrid-nano", "model.pattern=M*", "model.mamba_head_dim=32")
+    folder, _ = train(cache, tmp_path / "runs", "training.steps=2", *small)
+    capsys.readouterr()
+    assert export(folder, tmp_path / "exported", cache) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert names(error, "hybrid-nano", "Mamba-2")
+    assert not (tmp_path / "exported").exists()
+
+
+def test_a_run_without_its_tokenizer_is_exported_without(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = train(cache, tmp_path / "runs", "training.steps=2", "model=gpt2-nano")
+    capsys.readouterr()
+    out = tmp_path / "exported"
+    assert export(folder, out, cache) == 0
+    assert names(capsys.readouterr().err, "no tokenizer", "synthetic")
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "generation_config.json", "model.safetensors"]
+    assert json.loads((out / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
 
 
 def test_a_run_survives_export_and_import(
@@ -124,10 +175,8 @@ def test_no_change_of_the_sources_makes_an_import_stale(imported: RunFolder, mon
 
 def test_a_model_of_bytes_keeps_the_tokenizer_bytes(cache: Path, tmp_path: Path) -> None:
     folder, _ = train(cache, tmp_path / "runs", *DATA, "training.steps=1", "model=gpt2-nano")
-    out = tmp_path / "bytes"
-    words = ["export", str(folder.path), "--format", "huggingface", "--out", str(out), "--cache", str(cache)]
-    assert cli.main(words) == 0
-    imported = import_run(str(out), tmp_path / "imports", overrides=SETTINGS, cache=cache)
+    assert export(folder, tmp_path / "bytes", cache) == 0
+    imported = import_run(str(tmp_path / "bytes"), tmp_path / "imports", overrides=SETTINGS, cache=cache)
     assert saved_trial(imported.folder.path).data.tokenizer == "bytes"
 
 

@@ -5,18 +5,24 @@ import functools
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 
-from fewbits.experiments.config import load_trial
+from fewbits.analysis.engine.results.pooling import kind
+from fewbits.commands.train import summary
+from fewbits.experiments.config import load_recipe, load_trial
 from fewbits.experiments.data.load import load
 from fewbits.experiments.evaluation.loss import evaluate_loss
+from fewbits.experiments.identity import all_settings
 from fewbits.experiments.optimization.optimizers import clip_gradients, make_optimizer, set_learning_rate
 from fewbits.experiments.optimization.schedules import factor
+from fewbits.experiments.probes.probe import probe
 from fewbits.experiments.session import Progress
 from fewbits.experiments.storage import checkpoints
+from fewbits.experiments.storage.results import decision_shares, decisions, entry_names
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.training import run
 from fewbits.experiments.trial import INITIAL, ORDER, ROUNDING
@@ -148,7 +154,9 @@ def test_tables_and_result_say_what_happened(cache: Path, tmp_path: Path) -> Non
 
 
 def test_every_column_of_the_tables_is_explained(cache: Path, tmp_path: Path) -> None:
-    folder, _ = train(cache, tmp_path, *GAUSSWS_MOR, "precision.loss_scaling=static", "precision.every=1")
+    folder, _ = train(
+        cache, tmp_path, *GAUSSWS_MOR, "training.steps=5", "precision.loss_scaling=static", "precision.every=1"
+    )
     text = (Path(__file__).parents[2] / "docs" / "columns.md").read_text("utf-8")
     for table in ("metrics", "numerics", "precision", "timing"):
         about = text.partition(f"| `{table}.parquet` |")[2].partition("\n\n")[0]
@@ -180,11 +188,7 @@ def test_out_of_domain_text_may_be_judged_by_fewer_windows(cache: Path, tmp_path
 
 
 def test_evaluation_is_of_each_split_with_the_operands_and_noise_of_its_step(cache: Path, tmp_path: Path) -> None:
-    """Check that the losses on validation and out-of-domain text are those of the checkpoint of the same step.
-
-    The test computes them again from a checkpoint before and one after the recipe's switch, with the operands and noise
-    of the checkpoint's step, and with training's micro-batch size.
-    """
+    """Compute the losses again from a checkpoint before and one after the recipe's switch."""
     asked = ["recipe=mor/tensor", "recipe.fprop.x=e4m3:tensor:amax:stochastic", "recipe.switch.at=0.75"]
     asked += ["recipe.switch.to=e2m1:tensor:amax:stochastic", "training.steps=4", "evaluation.every=2"]
     trial, _ = load_trial(overrides(cache, tmp_path, *asked))
@@ -240,61 +244,43 @@ def test_observing_changes_nothing(cache: Path, tmp_path: Path) -> None:
 
 
 def test_a_late_switch_changes_nothing_before_it(cache: Path, tmp_path: Path) -> None:
-    never, _ = train(cache, tmp_path, "recipe=nvfp4", "training.steps=8")
+    def losses_of(*more: str) -> list[float]:
+        return metric(train(cache, tmp_path, "recipe=nvfp4", "training.steps=8", *more)[0], "loss")
+
+    losses = losses_of()
     runs = {
-        passes: metric(
-            train(
-                cache,
-                tmp_path,
-                *("recipe=nvfp4", "training.steps=8", "recipe.switch.at=0.5", f"recipe.switch.passes={passes}"),
-            )[0],
-            "loss",
-        )
+        passes: losses_of("recipe.switch.at=0.5", f"recipe.switch.passes={passes}")
         for passes in ("both", "forward", "backward")
     }
-    losses = metric(never, "loss")
     for switched in runs.values():
         assert switched[:4] == losses[:4]
         assert switched[5:] != losses[5:]
-    assert (
-        runs["forward"][4] == runs["both"][4] != losses[4]
-    )  # the first loss after the switch depends only on the forward pass
+    assert runs["forward"][4] == runs["both"][4] != losses[4]  # this loss depends only on the forward pass
     assert runs["backward"][4] == losses[4]
     assert len({tuple(losses) for losses in runs.values()}) == 3
-
-
-def eager_and_compiled(cache: Path, runs: Path, *more: str) -> tuple[RunFolder, RunFolder]:
-    asked = ("recipe=nvfp4", "model.layers=1", "recipe.keep.last=0", "training.steps=3", "evaluation.windows=2", *more)
-    eager, _ = train(cache, runs, *asked)
-    compiled, result = train(cache, runs, *asked, "training.compile=true")
-    assert result["status"] == "done"
-    assert compiled.path != eager.path
-    return eager, compiled
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.deep)])
 def test_compiled_training_in_fp32_is_eager_training_but_for_the_order_of_sums(
     backend: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compare losses and gradient norms of eager and compiled training, in FP32 and with the same casts and noise.
+    """Compare eager and compiled training; about one code of E2M1 in a million differs, and losses differ by 1e-7.
 
-    The rounding error of FP32 is 6e-8. So a code of an operand differs only if an error of this size crosses a rounding
-    boundary of E2M1: about one code in a million. Measured differences of losses were 1e-7. The backend inductor takes
-    a minute, so only `make test-deep` uses it; the graphs are the same with aot_eager.
+    The backend inductor takes a minute, so only `make test-deep` uses it; the graphs are the same with aot_eager.
     """
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-    eager, compiled = eager_and_compiled(cache, tmp_path, "training.dtype=fp32")
+    asked = ("recipe=nvfp4", "recipe.keep.last=0", "model.layers=1", "training.steps=3", "training.dtype=fp32")
+    eager, _ = train(cache, tmp_path, *asked, "evaluation.windows=2")
+    compiled, result = train(cache, tmp_path, *asked, "evaluation.windows=2", "training.compile=true")
+    assert result["status"] == "done"
+    assert compiled.path != eager.path
     assert metric(compiled, "loss") == pytest.approx(metric(eager, "loss"), rel=1e-5)
     assert metric(compiled, "gradient_norm") == pytest.approx(metric(eager, "gradient_norm"), rel=1e-4)
 
 
 def test_flops_are_those_of_matrices_and_attention() -> None:
-    """Check FLOPs per token of nvfp4-1.2b: 0.76 B linear weights, a head of 2048 x 131072, and 20 attention blocks.
-
-    In a hybrid with one attention block, check how many FLOPs a longer window adds.
-    """
-
+    """Check FLOPs per token of nvfp4-1.2b, and how many a longer window adds in a hybrid with one attention block."""
     trial, _ = load_trial(["scale=paper/nvfp4-1.2b"])
     linear = 20 * (2048 * 4096 + 2048 * 2048 + 2 * 2048 * 6144)
     assert flops_per_token(trial.model, trial.training.length) == 6 * (linear + 2048 * 131072) + 12 * 20 * 2048 * 8192
@@ -308,3 +294,95 @@ def test_a_trial_can_be_run_from_python(cache: Path, tmp_path: Path) -> None:
     folder, result = run(trial, dataclasses.replace(runtime, keep_every=1))
     assert result["step"] == 2
     assert sorted(path.name for path in folder.kept.iterdir()) == ["step-00000001", "step-00000002"]
+
+
+# Executed FP8 products
+
+CHANNELS = ("recipe=fp8", "recipe.weights=channel", "recipe.block=channel", "recipe.keep.first=0", "recipe.keep.last=1")
+Trained = tuple[RunFolder, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def executed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Return a trial with `recipe.execute=fp8`, and its result."""
+    runs = tmp_path_factory.mktemp("executed")
+    return train(cache, runs, *CHANNELS, "training.steps=6", "recipe.execute=fp8")
+
+
+@pytest.fixture(scope="module")
+def emulated(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return train(cache, tmp_path_factory.mktemp("emulated"), *CHANNELS, "training.steps=6")
+
+
+def test_an_executed_trial_trains_as_its_emulation_does(executed: Trained, emulated: Trained) -> None:
+    assert executed[1]["status"] == emulated[1]["status"] == "done"
+    assert executed[1]["validation_loss"] != emulated[1]["validation_loss"]
+    assert executed[1]["validation_loss"] == pytest.approx(emulated[1]["validation_loss"], rel=5e-3)
+
+
+def test_execution_is_in_the_id_the_name_the_provenance_and_the_kind(executed: Trained, emulated: Trained) -> None:
+    for (folder, _), how in ((executed, "fp8"), (emulated, "emulate")):
+        assert ("executed" in folder.path.name) == (how == "fp8")
+        assert (folder.provenance() or {})["products"] == how
+    assert executed[0].id != emulated[0].id
+    plain, _ = load_trial(CHANNELS)
+    explicit, _ = load_trial([*CHANNELS, "recipe.execute=emulate"])
+    assert all_settings(plain) == all_settings(explicit)
+    assert kind(plain.recipe) != kind(load_trial([*CHANNELS, "recipe.execute=fp8"])[0].recipe)
+
+
+def test_a_probe_compares_execution_and_emulation_at_one_checkpoint(emulated: Trained) -> None:
+    settings = {"weights": "channel", "block": "channel", "keep.first": 0, "keep.last": 1}
+    recipes = [load_recipe("fp8", {**settings, "execute": how, "name": f"fp8 {how}"}) for how in ("emulate", "fp8")]
+    rows = probe(emulated[0].path, recipes, batches=1).rows.query("layer == 'whole'").set_index("recipe")
+    assert rows["loss"]["fp8 emulate"] != rows["loss"]["fp8 fp8"]
+    assert rows["loss"]["fp8 emulate"] == pytest.approx(rows["loss"]["fp8 fp8"], rel=1e-3)
+    assert rows["cosine"]["fp8 fp8"] == pytest.approx(rows["cosine"]["fp8 emulate"], abs=1e-3)
+
+
+# Shares of mixtures' decisions, which are computed from the rows of numerics.parquet
+
+DECIDED = {"layer": "a", "quantizer": "e4m3:128x128:gam @ error<0.045 | bf16"}
+THREE_WAY = "e4m3:128x128:gam @ error<e5m2:128x128:gam | e5m2:128x128:gam @ spread<normal | bf16 ; per=block"
+TWO_WAY = "e5m2:1x32:mx @ error<0.1 | bf16"
+DONE = {"id": "an id", "status": "done", "step": 4, "loss": 1.0}
+
+
+def test_the_shares_are_means_over_windows_layers_and_slots() -> None:
+    rows: list[dict[str, object]] = [
+        {"step": 1, "slot": "fprop.x", "share_0": 1.0, "share_1": 0.0, **DECIDED},
+        {"step": 3, "slot": "fprop.x", "share_0": 0.5, "share_1": 0.5, **DECIDED},
+        {"step": 3, "slot": "dgrad.dy", "share_0": 0.0, "share_1": 1.0, **DECIDED},
+        {"step": 3, "slot": "weight", "layer": "a", "quantizer": None},
+    ]
+    found = decisions(rows)
+    assert found == {"decisions": {"e4m3": 0.5, "bf16": 0.5}}
+    assert "BF16 in 50.0 % of decisions" in summary(DONE | found)
+
+
+def test_a_recipe_without_mixtures_has_none() -> None:
+    assert decisions([{"step": 1, "slot": "fprop.x", "error": 0.1}]) == {}
+    assert decisions([{"step": 1, "slot": "x", "share_0": None, **DECIDED}]) == {}
+    assert decisions([]) == {}
+    assert "BF16" not in summary(DONE)
+
+
+def test_a_format_that_a_mixture_does_not_have_has_the_share_0() -> None:
+    table = [
+        {"slot": "fprop.x", "quantizer": THREE_WAY, "share_0": 0.5, "share_1": 0.25, "share_2": 0.25, "share_3": 0.0},
+        {"slot": "dgrad.dy", "quantizer": TWO_WAY, "share_0": 0.75, "share_1": 0.25, "share_2": 0.0, "share_3": 0.0},
+        {"slot": "fprop.w", "quantizer": "e4m3:128x128:amax"},
+    ]
+    shares = decision_shares(pd.DataFrame(table).assign(step=9))
+    assert shares is not None
+    found = shares.set_index("slot").drop(columns="step").to_dict("index")
+    assert found == {
+        "fprop.x": {"e4m3": 0.5, "e5m2": 0.25, "bf16": 0.25},
+        "dgrad.dy": {"e4m3": 0.0, "e5m2": 0.75, "bf16": 0.25},
+    }
+
+
+def test_entries_with_the_same_format_have_their_whole_names() -> None:
+    assert entry_names(THREE_WAY) == ["e4m3", "e5m2", "bf16"]
+    names = entry_names("e4m3:128x128 @ error<0.1 | e4m3:1x16 @ error<0.2 | bf16")
+    assert names == ["e4m3:128x128", "e4m3:1x16", "bf16"]

@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import multiprocessing.util
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -83,7 +84,7 @@ def train(cache: Path, runs: Path, *more: str, say: Say = lambda _: None) -> tup
 
 
 class Interrupted(BaseException):
-    """The exception with which `train_until` interrupts a trial; as a BaseException, it is caught by nothing else."""
+    """The exception with which `train_until` interrupts a trial; nothing else catches it."""
 
 
 def train_until(step: int, cache: Path, runs: Path, *more: str) -> None:
@@ -144,11 +145,11 @@ def _newest(folder: Path) -> checkpoints.Checkpoint:
 
 def _main(
     argv: list[str],
-    output: str | None,
+    output: Path | None,
     environment: Mapping[str, str],
     file_size: int | None,
     leads: bool,
-    folder: str | None,
+    folder: Path | None,
     forks: bool,
 ) -> None:
     """Run `fewbits ARGV` in this new process as from a command line; `started` explains the arguments."""
@@ -170,8 +171,6 @@ def _main(
         os.dup2(stream, 2)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     if file_size is not None:
-        import resource
-
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, resource.RLIM_INFINITY))
     status = cli.main(argv)
     if sys.stdout is not None:
@@ -197,8 +196,7 @@ def started(
     forks: a fork server that the command starts is forked from the command's process, which is faster; False: as for
         users, the fork server imports all modules again.
     """
-    where = None if folder is None else str(folder)
-    arguments = (argv, None if output is None else str(output), dict(environment or {}), file_size, leads, where, forks)
+    arguments = (argv, output, environment or {}, file_size, leads, folder, forks)
     process = server().Process(target=_main, args=arguments, daemon=not leads)  # a daemon cannot have children
     process.start()
     return process
@@ -234,15 +232,10 @@ def fork_fork_servers() -> None:
 def server() -> multiprocessing.context.ForkServerContext:
     """Return the context of the fork server, which the local backend of sweeps in this process uses, too."""
     context = multiprocessing.get_context("forkserver")
-    costly = [
-        "mlflow",
-        "mlflow.store.tracking.sqlalchemy_store",
-        "torch.distributed.fsdp",
-        "torch._dynamo",
-    ]  # the last two are for trials of several ranks
-    context.set_forkserver_preload(
-        ["fewbits.sweeps.running.preload", "fewbits.sweeps.running.run_sweep", *costly, __name__]
-    )
+    costly = ["mlflow", "mlflow.store.tracking.sqlalchemy_store"]
+    costly += ["torch.distributed.fsdp", "torch._dynamo"]  # for trials of several ranks
+    running = ["fewbits.sweeps.running.preload", "fewbits.sweeps.running.run_sweep"]
+    context.set_forkserver_preload([*running, *costly, __name__])
     first = context.Process(target=os.getpid, daemon=True)
     first.start()
     first.join()

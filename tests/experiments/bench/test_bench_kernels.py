@@ -3,6 +3,7 @@
 No test requires a speed, which depends on the machine and on other programs.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -69,17 +70,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, dict[str, A
 def test_every_case_is_in_the_table_the_progress_and_the_json(run: tuple[str, str, dict[str, Any]]) -> None:
     table, progress, answer = run
     assert [entry["case"] for entry in answer["measured"]] == [case.name for case in CASES]
+    assert len({case.name for case in CASES}) == len(CASES)
     for case in CASES:
         assert sum(line.startswith(f"{case.name}  ") for line in table.splitlines()) == 1
         assert sum(line.partition(" ")[2] == case.name for line in progress.splitlines()) == 1
-
-
-def test_the_table_is_readable_at_120_columns(run: tuple[str, str, dict[str, Any]]) -> None:
-    table, _, answer = run
     assert max(map(len, table.splitlines())) <= 120
-    assert str(answer["machine"]["processor"]) in table
-    assert f"torch {torch.__version__}" in table
-    assert "tensor 256x256 bfloat16" in table
+    for shown in (str(answer["machine"]["processor"]), f"torch {torch.__version__}", "tensor 256x256 bfloat16"):
+        assert shown in table
 
 
 def test_the_json_holds_every_single_time(run: tuple[str, str, dict[str, Any]]) -> None:
@@ -132,12 +129,11 @@ def test_peers_stand_beside_the_cases_they_implement(capsys: pytest.CaptureFixtu
 def test_a_peer_that_is_absent_is_skipped_with_a_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torchao", None)
-    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    for package in ("torchao", "ml_dtypes"):
+        monkeypatch.setitem(sys.modules, package, None)
     status, table, _ = bench(capsys, *SMALL, "--only", "e4m3:1x32")
     assert status == 0
-    assert "torchao skipped: it is not installed" in table.splitlines()
-    assert "ml_dtypes skipped: it is not installed" in table.splitlines()
+    assert {f"{package} skipped: it is not installed" for package in ("torchao", "ml_dtypes")} <= {*table.splitlines()}
     assert "×torchao" not in table
     assert "×eager" in table
 
@@ -155,16 +151,15 @@ def test_a_peer_that_fails_is_said_in_a_line(
     assert "×compile" not in table
 
 
-def test_ragged_tensors_are_measured_without_peers(capsys: pytest.CaptureFixture[str]) -> None:
-    status, table, _ = bench(capsys, "--size", "99", "--runs", "1", "--only", "e4m3:128x128:gam")
+def test_ragged_tensors_are_measured_without_peers_and_with_the_given_threads(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    threads = torch.get_num_threads() + 1
+    settings = ("--size", "99", "--runs", "1", "--threads", str(threads), "--only", "e4m3:128x128:gam")
+    status, table, _ = bench(capsys, *settings)
     assert status == 0
     assert "tensor 99x99 bfloat16" in table
     assert "no peers were timed: they need whole blocks" in table
-
-
-def test_the_given_number_of_threads_is_used(capsys: pytest.CaptureFixture[str]) -> None:
-    threads = torch.get_num_threads() + 1
-    _, table, _ = bench(capsys, *SMALL[:4], "--no-peers", "--threads", str(threads), "--only", "e2m1:1x32:mx")
     assert f"{threads} of " in table.splitlines()[0]
     assert torch.get_num_threads() == threads
 
@@ -194,10 +189,6 @@ def test_wrong_options_are_one_line_and_status_2(
 
 
 # Peers
-
-
-def test_names_of_cases_are_distinct() -> None:
-    assert len({case.name for case in CASES}) == len(CASES)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if bench_peers.eager(c)], ids=lambda c: c.name)
@@ -276,38 +267,23 @@ def test_the_bytes_a_perfect_kernel_moves_beside_those_of_the_copy(case: Case, t
 # Measurement and report
 
 
-def measured(share: float, memory: float) -> Measured:
-    ratio = Ratio(share, share / 2, share * 2)
-    return Measured("made up", ratio, memory, 1e10, {})
-
-
-def made_up() -> Bench:
-    facts = dict.fromkeys(("device", "fewbits", "backend", "torch", "python", "compiler", "load"), "?")
-    return Bench({**facts}, "cpu", "bfloat16", 8192, 8192, 7, [measured(0.6, 0.8)])
-
-
 def test_a_share_is_printed_with_its_range_and_what_memory_allows(capsys: pytest.CaptureFixture[str]) -> None:
-    show(made_up())
-    table = capsys.readouterr().out
-    assert "made up 60 30–120 80 75" in re.sub(r" +", " ", table)
+    facts = dict.fromkeys(("device", "fewbits", "backend", "torch", "python", "compiler", "load"), "?")
+    entry = Measured("made up", Ratio(0.6, 0.3, 1.2), 0.8, 1e10, {"into": [2e-6, 1e-6, 3e-6]})
+    bench = Bench(facts, "cpu", "bfloat16", 8192, 8192, 7, [entry])
+    show(bench)
+    table = re.sub(r" +", " ", capsys.readouterr().out)
+    assert "made up 60 30–120 80 75" in table
     assert "small tensor" not in table
+    show(dataclasses.replace(bench, device="cuda"))
+    table = re.sub(r" +", " ", capsys.readouterr().out)
+    assert "case µs copy range mem at" in table
+    assert "made up 2.0 60 30–120 80 75" in table
 
 
-def test_on_a_gpu_the_limit_is_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    entry = dataclasses.replace(measured(0.6, 0.8), seconds={"into": [2e-6, 1e-6, 3e-6]})
-    show(dataclasses.replace(made_up(), device="cuda", measured=[entry]))
-    table = capsys.readouterr().out
-    assert "case µs copy range mem at" in re.sub(r" +", " ", table)
-    assert "made up 2.0 60 30–120 80 75" in re.sub(r" +", " ", table)
-
-
-def test_turns_end_when_patience_does() -> None:
-    """Check that only one turn is measured if the time limit `patience` is 0."""
+def test_turns_end_when_patience_does_and_untimed_turns_do_not_count() -> None:
     assert len(bench_measure.take_turns([lambda: 1.0], runs=5, patience=0.0)[0]) == 1
     assert len(bench_measure.take_turns([lambda: 1.0], runs=5, patience=60.0)[0]) == 5
-
-
-def test_turns_before_the_timed_ones_do_not_count() -> None:
     clock = itertools.count()
     assert bench_measure.take_turns([lambda: float(next(clock))], runs=2, untimed=3) == [[3.0, 4.0]]
 
@@ -354,9 +330,6 @@ def test_a_machine_with_more_to_do_than_cores_is_busy(
 # Other processes
 
 
-SPIN = "while True: pass"
-
-
 def spin(seconds: float = 0.2) -> float:
     end = time.process_time() + seconds
     while time.process_time() < end:
@@ -367,16 +340,14 @@ def spin(seconds: float = 0.2) -> float:
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the kernel does not count processor time there")
 def test_other_processes_are_measured_and_our_own_work_is_not() -> None:
     """Start processes that use at least half of the machine (more if other programs run), and check their share."""
-    alone, beside = bench_measure.OtherProcesses(), bench_measure.OtherProcesses()
+    alone = bench_measure.OtherProcesses()
     bench_measure.take_turns([spin], 3, patience=math.inf, others=alone)
-    others = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(-(-(os.cpu_count() or 1) // 2))]
-    try:
+    with contextlib.ExitStack() as stack:
+        for _ in range(-(-(os.cpu_count() or 1) // 2)):
+            other = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(other.kill)
         beside = bench_measure.OtherProcesses()
         bench_measure.take_turns([spin], 3, patience=math.inf, others=beside)
-    finally:
-        for one in others:
-            one.kill()
-            one.wait()
     assert len(alone.shares) == len(beside.shares) == 3
     assert all(share is not None and 0 <= share <= 1 for share in (*alone.shares, *beside.shares))
     assert max(share or 0 for share in beside.shares) > 0.3

@@ -1,4 +1,4 @@
-"""Test `fewbits bench train`: it trains and measures every variant, and writes all results into the store.
+"""Test `fewbits bench train` and `fewbits bench kernels --generators`: all variants are measured and stored.
 
 No test here asserts a speed.
 """
@@ -14,22 +14,22 @@ from torch.utils.flop_counter import FlopCounterMode
 from fewbits import cli
 from fewbits.experiments.bench.train import LinearProducts, Step, peak_bytes
 from fewbits.experiments.config import load_recipe
+from fewbits.kernels.backends import build
 from fewbits.models.networks.registry import linear_parameters, model, parameters
 
-SMALL = "--layers 1 --batch 1 --length 8 --steps 1 --device cpu"
+SMALL = "train --layers 1 --batch 1 --length 8 --steps 1 --device cpu"
+GENERATORS = "kernels --generators --shapes 64x96,32x32 --runs 2"
 
 
 def bench(arguments: str) -> int:
-    return cli.main(["bench", "train", *arguments.split()])
+    return cli.main(["bench", *arguments.split()])
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     runs = tmp_path_factory.mktemp("store") / "runs"
-    arguments = (
-        f"{SMALL} --model gpt2-nano,llama2-nano --recipes gaussws,diffq --optimizers adamw,adam-mini --store {runs}"
-    )
-    assert bench(arguments) == 0
+    variants = "--model gpt2-nano,llama2-nano --recipes gaussws,diffq --optimizers adamw,adam-mini"
+    assert bench(f"{SMALL} {variants} --store {runs}") == 0
     assert [path.name for path in (runs / "bench").iterdir()] == ["train-cpu.json"]
     found: dict[str, Any] = json.loads((runs / "bench" / "train-cpu.json").read_text())
     return found
@@ -41,15 +41,11 @@ def test_what_is_kept_has_every_model_optimizer_and_recipe_with_each_turn(kept: 
         places = [(row["optimizer"], row["variant"]) for row in one["rows"]]
         assert places == [(o, r) for o in ("adamw", "adam-mini") for r in ("bf16", "gaussws", "diffq")]
         assert all(len(row["seconds"]) == 1 and row["memory"] > 0 for row in one["rows"])
+        assert one["gemm_milliseconds"] > 0
     assert {"git", "processor", "device", "load", "time", "command"} <= set(kept["machine"])
 
 
 def test_adam_mini_takes_less_memory_and_a_sampled_weight_at_most_two_bytes_more(kept: dict[str, Any]) -> None:
-    """Compare the peak memory of Adam-mini with that of AdamW, and of GaussWS and DiffQ with that of plain BF16.
-
-    A sampler keeps a sampled weight in BF16. Plain BF16 keeps a BF16 cast of every weight, too; if these casts are part
-    of its peak, samplers add less than two bytes per element.
-    """
     # Bytes per element: the sampled weight in BF16, and 1/1024 of a bit width with its gradient and moments in FP32.
     sampled = 2 + 16 / 1024
     for one in kept["models"]:
@@ -80,35 +76,56 @@ def test_memory_that_is_let_go_of_is_counted_no_longer() -> None:
     assert peak_bytes(work, [torch.ones(10)], torch.device("cpu")) == 4 * 1010
 
 
-def test_once_measures_what_a_store_has_not_and_leaves_the_rest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_generators_are_measured_over_shapes_and_kept_for_reports(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    arguments = f"{SMALL} --model gpt2-nano --recipes gaussws --store {tmp_path} --once"
-    assert bench(arguments) == 0
-    file = tmp_path / "bench" / "train-cpu.json"
+    assert bench(f"{GENERATORS} --store {tmp_path}") == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-2:]] == ["64x96", "32x32"]
+    answer = json.loads((tmp_path / "bench" / "generators-cpu.json").read_text())
+    places = {(one["rows"], one["cols"], one["what"], one["arm"]) for one in answer["timed"]}
+    arms = {"bitwise", "torch"} | ({"box-muller"} if build.compiler() else set())
+    assert {arm for rows, _, what, arm in places if (rows, what) == (64, "generator")} == arms
+    assert {arm for rows, _, what, arm in places if (rows, what) == (32, "forward")} == {"bitwise", "torch"}
+    assert all(len(one["seconds"]) == 2 and min(one["seconds"]) > 0 for one in answer["timed"])
+    assert {"git", "processor", "device", "load", "time", "command"} <= set(answer["machine"])
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [(f"{SMALL} --model gpt2-nano --recipes gaussws", "train-cpu.json"), (GENERATORS, "generators-cpu.json")],
+)
+def test_once_measures_what_a_store_has_not_and_leaves_the_rest(
+    command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bench" / name
+    assert bench(f"{command} --store {tmp_path} --once") == 0
     first = file.read_bytes()
-    assert bench(arguments) == 0
+    assert bench(f"{command} --store {tmp_path} --once") == 0
     assert f"{file} exists" in capsys.readouterr().out
     assert file.read_bytes() == first
-    assert bench(arguments.replace(" --once", "")) == 0
+    assert bench(f"{command} --store {tmp_path}") == 0
     assert file.read_bytes() != first, "without --once it is measured again"
-    assert bench(f"{SMALL} --once") == 2
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ("--optimizers sgd", "adamw"),
-        ("--model gpt2-nano --layers 7", "gpt2-nano has only 6 blocks"),
+        (f"{SMALL} --once", "--once requires --store"),
+        (f"{SMALL} --optimizers sgd", "adamw"),
+        (f"{SMALL} --model gpt2-nano --layers 7", "gpt2-nano has only 6 blocks"),
+        ("kernels --generators --shapes 64", "shapes such as 2048x512"),
+        ("kernels --generators --shapes 0x32", "shapes such as 2048x512"),
+        ("kernels --generators --shapes 33x64", "multiples of 32"),
+        ("kernels --generators --once", "--once requires --store"),
+        ("kernels --generators --size 64", "--size"),
+        ("kernels --generators --device cuda", "--device cuda"),
     ],
 )
 def test_wrong_arguments_are_one_line(arguments: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench(f"{SMALL} {arguments}") == 2
-    assert named in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_products_of_the_linear_layers_are_timed_beside_the_steps(kept: dict[str, Any]) -> None:
-    assert all(one["gemm_milliseconds"] > 0 for one in kept["models"])
+    assert bench(arguments) == 2
+    error = capsys.readouterr().err
+    assert named in error
+    assert error.count("\n") == 1
 
 
 def test_the_products_are_three_of_every_linear_layer() -> None:
