@@ -59,13 +59,6 @@ def test_an_edit_of_a_file_counts_at_once(write: Callable[[str, str], Path]) -> 
         assert load_recipe("./one.yaml").keep.last == last
 
 
-def test_a_recipe_is_loaded_from_a_file_with_settings(write: Callable[[str, str], Path]) -> None:
-    file = write("some where/one.yaml", RECIPE.format(last=1))
-    assert load_recipe(str(file)).name == "one"
-    assert load_recipe(str(file), {"keep": {"last": 2}}).keep.last == 2
-    assert load_trial([f"recipe='{file}'", "recipe.level=5"])[0].recipe.name == "one"
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -118,8 +111,10 @@ def test_a_file_is_chosen_by_any_path(
     file = write("here/one.yaml", f"defaults: [fp8, _self_]\n{RECIPE.format(last=5)}")
     write("here/some where/one.yaml", RECIPE.format(last=5))
     monkeypatch.chdir(file.parent)
-    recipe = load_recipe(value.replace("ABSOLUTE", str(file)))
-    assert (recipe.name, recipe.keep.last) == ("one", 5)
+    path = value.replace("ABSOLUTE", str(file))
+    recipe, changed = load_recipe(path), load_recipe(path, {"keep": {"last": 2}})
+    assert (recipe.name, recipe.keep.last, changed.keep.last) == ("one", 5, 2)
+    assert load_trial([f"recipe='{path}'", "recipe.level=5"])[0].recipe.name == "one"
 
 
 @pytest.mark.parametrize("choice", ["recipe=./nvfp4.yaml", "recipe=own.yaml", "model=gpt2-nano.yaml"])

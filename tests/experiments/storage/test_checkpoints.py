@@ -1,10 +1,13 @@
 """Test checkpoints: exact round trips, and no loss of older checkpoints if a writer is killed or a disk is full."""
 
 import hashlib
+import itertools
 import json
+import multiprocessing
 import os
 import resource
 import shutil
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,6 +29,7 @@ from fewbits.experiments.storage.checkpoints import (
     SHARDED,
     STATE,
     TENSORS,
+    Checkpoint,
     DamagedCheckpoint,
     flatten,
     load,
@@ -34,7 +38,6 @@ from fewbits.experiments.storage.checkpoints import (
     unflatten,
 )
 from fewbits.experiments.storage.run_folder import RunFolder
-from tests.forked_python import run_python
 from tests.messages import naming
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
@@ -76,6 +79,12 @@ def some(step: int) -> dict[str, Tensor]:
     return {"w": torch.full((300, 100), float(step)), "step": torch.tensor(step)}
 
 
+def latest(folder: Path) -> Checkpoint:
+    found = newest(folder)
+    assert found is not None
+    return found
+
+
 def steps(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -94,20 +103,14 @@ def largest_file(size: int) -> Iterator[None]:
 # Round trips
 
 
-def test_tensors_come_back_in_every_dtype_and_shape_bit_for_bit(tmp_path: Path) -> None:
+def test_tensors_come_back_in_every_dtype_and_shape_bit_for_bit_also_to_readers_of_safetensors(tmp_path: Path) -> None:
     tensors = every_tensor()
-    save(tmp_path, 3, tensors, {})
-    found = newest(tmp_path)
-    assert found is not None
-    back = found.tensors()
+    path = save(tmp_path, 3, tensors, {})
+    back = latest(tmp_path).tensors()
     assert back.keys() == tensors.keys()
     assert all(equal(tensors[name], back[name]) for name in tensors)
-
-
-def test_the_tensor_file_is_safetensors_to_others(tmp_path: Path) -> None:
-    path = save(tmp_path, 3, every_tensor(), {})
     with safe_open(path / TENSORS, framework="pt") as file:
-        assert all(equal(file.get_tensor(name), tensor) for name, tensor in every_tensor().items())
+        assert all(equal(file.get_tensor(name), tensor) for name, tensor in tensors.items())
 
 
 def test_equal_content_gives_equal_bytes(tmp_path: Path) -> None:
@@ -131,8 +134,7 @@ def test_a_tensor_need_not_be_contiguous_and_may_be_a_parameter(tmp_path: Path) 
 
 def test_tensors_that_were_read_outlive_the_checkpoint_and_may_be_changed(tmp_path: Path) -> None:
     save(tmp_path, 1, some(1), {})
-    found = newest(tmp_path)
-    assert found is not None
+    found = latest(tmp_path)
     back, again = found.tensors(), found.tensors()
     back["w"].add_(1)
     assert again["w"].unique().tolist() == [1.0]
@@ -143,8 +145,7 @@ def test_tensors_that_were_read_outlive_the_checkpoint_and_may_be_changed(tmp_pa
 def test_the_state_comes_back_with_its_step(tmp_path: Path) -> None:
     state = {"text": "é\n\ud800", "n": 2**100, "x": [0.1, -0.0, 5e-324, None, True], "nested": {"": {}}}
     save(tmp_path, 12345678901, {}, state)
-    found = newest(tmp_path)
-    assert found is not None
+    found = latest(tmp_path)
     assert found.step == 12345678901
     assert found.path.name == "step-12345678901"
     assert equal(found.state, state)
@@ -221,20 +222,14 @@ def test_tensors_and_states_that_would_not_come_back_are_refused(tmp_path: Path)
 
 
 def test_the_newest_two_are_kept(tmp_path: Path) -> None:
+    assert newest(tmp_path) is newest(tmp_path / "missing") is None
     for step in (5, 10, 99999999, 100000000):
         path = save(tmp_path, step, some(step), {})
         assert path == tmp_path / f"step-{step:08d}"
     assert steps(tmp_path) == ["step-100000000", "step-99999999"]
-    found = newest(tmp_path)
-    assert found is not None
-    assert found.step == 100000000
+    assert latest(tmp_path).step == 100000000
     save(tmp_path, 100000001, some(1), {}, keep=1)
     assert steps(tmp_path) == ["step-100000001"]
-
-
-def test_there_is_none_in_a_folder_that_is_empty_or_missing(tmp_path: Path) -> None:
-    assert newest(tmp_path) is None
-    assert newest(tmp_path / "missing") is None
 
 
 def test_what_others_put_beside_checkpoints_is_left_alone(tmp_path: Path) -> None:
@@ -247,35 +242,31 @@ def test_what_others_put_beside_checkpoints_is_left_alone(tmp_path: Path) -> Non
 
 
 def test_leftovers_of_killed_writers_go_with_the_next_save(tmp_path: Path) -> None:
-    save(tmp_path, 1, some(1), {})
-    leftover = tmp_path / ".step-00000002.0123abcd.partial"
-    shutil.copytree(tmp_path / "step-00000001", leftover)
-    found = newest(tmp_path)
-    assert found is not None
-    assert found.step == 1
+    path = save(tmp_path, 1, some(1), {})
+    shutil.copytree(path, tmp_path / ".step-00000002.0123abcd.partial")
+    assert latest(tmp_path).step == 1
     save(tmp_path, 2, some(2), {})
     assert steps(tmp_path) == ["step-00000001", "step-00000002"]
 
 
-def test_a_step_saved_again_takes_the_place_of_the_first(tmp_path: Path) -> None:
+def test_a_step_saved_again_takes_the_place_of_the_first_also_of_a_damaged_one(tmp_path: Path) -> None:
     save(tmp_path, 1, some(1), {})
     for value in (2, 3, 4):
-        save(tmp_path, 2, some(value), {})
-        found = newest(tmp_path)
-        assert found is not None
+        path = save(tmp_path, 2, some(value), {})
+        found = latest(tmp_path)
         assert (found.step, found.tensors()["step"].item()) == (2, value)
         assert len(steps(tmp_path)) == 2
+        (path / TENSORS).write_bytes(b"damaged")
 
 
 def test_after_a_fall_back_saving_goes_on_from_there(tmp_path: Path) -> None:
     for step in (1, 2, 3):
-        save(tmp_path, step, some(step), {})
-    (tmp_path / "step-00000003" / TENSORS).write_bytes(b"damaged")
+        path = save(tmp_path, step, some(step), {})
+    (path / TENSORS).write_bytes(b"damaged")
     save(tmp_path, 2, some(20), {})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = newest(tmp_path)
-    assert found is not None
+        found = latest(tmp_path)
     assert (found.step, found.tensors()["step"].item()) == (2, 20)
 
 
@@ -288,19 +279,10 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(content)
 
 
-def state_to_folder(checkpoint: Path) -> None:
-    (checkpoint / STATE).unlink()
-    (checkpoint / STATE).mkdir()
-
-
-def to_file(checkpoint: Path) -> None:
-    shutil.rmtree(checkpoint)
-    checkpoint.write_text("")
-
-
-def emptied(checkpoint: Path) -> None:
-    for path in checkpoint.iterdir():
-        path.unlink()
+def replaced(path: Path, by: Callable[[Path], object]) -> None:
+    """Remove a file or folder, and let `by` create something else in its place."""
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    by(path)
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -320,9 +302,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda c: (c / STATE).write_text((c / STATE).read_text().replace('"lr": 0.5', '"lr": 0.7')),
         "state.json is not what was saved: its SHA-256",
     ),
-    "state is a folder": (state_to_folder, "state.json: Is a directory"),
-    "nothing in it": (emptied, "state.json: No such file"),
-    "not a folder": (to_file, "Not a directory"),
+    "state is a folder": (lambda c: replaced(c / STATE, Path.mkdir), "state.json: Is a directory"),
+    "nothing in it": (lambda c: replaced(c, Path.mkdir), "state.json: No such file"),
+    "not a folder": (lambda c: replaced(c, Path.touch), "Not a directory"),
 }
 
 
@@ -382,114 +364,49 @@ def test_a_full_disk_is_one_clear_error_and_costs_nothing_that_was_there(tmp_pat
     assert f"needs {sum(tensor.nbytes for tensor in some(3).values()):,} bytes, " in message
     assert message.endswith(" are free")
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    found = newest(tmp_path)
-    assert found is not None
+    found = latest(tmp_path)
     assert found.step == 2
     save(tmp_path, 3, some(3), {})
 
 
 # Killed writers
 
-WRITER = """
-import os, random, signal, sys, time, warnings
-from pathlib import Path
-import torch
-from fewbits.experiments.storage.checkpoints import load, newest, save
-
-torch.set_num_threads(1)
-folder, tensors = Path(sys.argv[1]), {"w": torch.zeros(400_000)}
+FORK = multiprocessing.get_context("fork")
 
 
-def write(first, report):
-    for step in range(first, first + 10**6):
-        tensors["w"].fill_(step)
-        save(folder, step, tensors, {"step": step})
-        os.write(report, step.to_bytes(8, "big"))
+def save_killed_at(folder: Path, step: int, n: int) -> None:
+    """Save a checkpoint, but kill this process before its n-th opening, renaming or removal of a file."""
+    calls = itertools.count(1)
+
+    def count(event: str, _: object) -> None:
+        if event.split(".")[0] in ("open", "os", "shutil") and next(calls) == n:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+    save(folder, step, some(step), {"step": step})
 
 
-def child(work):
-    "Start a process that does this work; return its id and a pipe with its reports."
-    read, report = os.pipe()
-    if (pid := os.fork()) == 0:
-        os.close(read)
-        work(report)
-        os._exit(0)
-    os.close(report)
-    return pid, read
-
-
-def last_reported(read, default):
-    with open(read, "rb") as pipe:
-        reported = pipe.read()
-    return int.from_bytes(reported[-8:], "big") if reported else default
-
-
-def check(at_least):
-    found = newest(folder)
-    assert found is not None and found.step in (at_least, at_least + 1), (found, at_least)
-    for path in folder.glob("step-*"):
-        one = load(path)
-        assert one.state == {"step": one.step} and (one.tensors()["w"] == one.step).all()
-    return found.step
-
-
-def killed_at_any_moment(rounds):
-    at = 0
-    save(folder, at, tensors, {"step": at})
-    for _ in range(rounds):
-        pid, read = child(lambda report: write(at + 1, report))
-        first = int.from_bytes(os.read(read, 8), "big")
-        time.sleep(random.uniform(0, 0.15))
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        at = check(last_reported(read, first))
-    return at
-
-
-def killed_before_every_system_call(at):
-    "Kill the writer before its n-th opening, renaming or removal of a file, which Python's audit events report."
+@pytest.mark.filterwarnings("error")
+def test_a_writer_killed_at_any_moment_leaves_a_whole_checkpoint_at_or_after_the_last_it_saved(tmp_path: Path) -> None:
+    save(tmp_path, step := 0, some(0), {"step": 0})
     for n in range(1, 1000):
-
-        def work(report):
-            left = n
-
-            def count(event, _):
-                nonlocal left
-                if event.split(".")[0] in ("open", "os", "shutil"):
-                    left -= 1
-                    if left == 0:
-                        os.kill(os.getpid(), signal.SIGKILL)
-
-            tensors["w"].fill_(at + 1)
-            sys.addaudithook(count)
-            save(folder, at + 1, tensors, {"step": at + 1})
-            os.write(report, (at + 1).to_bytes(8, "big"))
-
-        pid, read = child(work)
-        finished = os.waitpid(pid, 0)[1] == 0
-        at = check(last_reported(read, at))
-        if finished:
-            assert sorted(path.name for path in folder.iterdir()) == [f"step-{step:08d}" for step in (at - 1, at)]
-            return n
-    raise AssertionError("never finished")
-
-
-warnings.simplefilter("error")
-at = killed_at_any_moment(12)
-calls = killed_before_every_system_call(at)
-print(at, calls)
-"""
-
-
-def test_a_writer_killed_at_any_moment_leaves_a_whole_checkpoint_at_or_after_the_last_it_reported(
-    tmp_path: Path,
-) -> None:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = run_python(["-c", WRITER, str(tmp_path)], folder=tmp_path, environment=environment)
-    assert done.returncode == 0, done.stderr
-    written, calls = map(int, done.stdout.split())
-    assert written > 12
-    assert calls > 10
+        process = FORK.Process(target=save_killed_at, args=(tmp_path, step + 1, n))
+        process.start()
+        process.join(60)
+        assert process.exitcode in (0, -signal.SIGKILL)
+        found = latest(tmp_path).step
+        assert found in (step, step + 1)
+        for path in tmp_path.glob("step-*"):
+            one = load(path)
+            assert one.state == {"step": one.step}
+            assert torch.equal(one.tensors()["w"], some(one.step)["w"])
+        if process.exitcode == 0:
+            assert found == step + 1
+            assert steps(tmp_path) == [f"step-{kept:08d}" for kept in (step, step + 1)]
+            assert n > 10
+            return
+        step = found
+    raise AssertionError("the writer never finished")
 
 
 # Files
