@@ -123,9 +123,8 @@ def test_once_measures_what_a_store_has_not_and_leaves_the_rest(
 )
 def test_wrong_arguments_are_one_line(arguments: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(arguments) == 2
-    error = capsys.readouterr().err
+    (error,) = (line for line in capsys.readouterr().err.splitlines() if "this machine is busy" not in line)
     assert named in error
-    assert error.count("\n") == 1
 
 
 def test_the_products_are_three_of_every_linear_layer() -> None:

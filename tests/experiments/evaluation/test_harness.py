@@ -117,40 +117,30 @@ def test_greedy_means_that_every_token_is_the_likeliest() -> None:
     assert [is_greedy for _, is_greedy in found] == [True, False, False, False, True]
 
 
-def test_choices_after_one_context_are_told_apart() -> None:
+REQUESTS = [  # a context, a continuation, and the texts that the model reads and predicts
+    *[("Which?", f" {letter}", "Which?", f" {letter}") for letter in "ABCDA"],  # choices after one context
+    ("a b ", "c", "a b", " c"),  # the last spaces of a context belong to the continuation
+    (SENTENCE, " again", SENTENCE[-(LENGTH + 1 - len(" again")) :], " again"),  # the last token is not read
+    # Without context a text begins after the end of another.
+    ("", "begins", "\n", "begins"),
+    ("", "\nbegins", "\n", "\nbegins"),
+    ("  ", "begins", "\n", "  begins"),
+]
+
+
+def test_what_is_read_and_what_is_predicted() -> None:
     model = Recurrent()
-    found = ask(model, "loglikelihood", *[("Which?", f" {letter}") for letter in "ABCDA"])
-    same(found, [likelihood(model, encode("Which?"), encode(f" {letter}")) for letter in "ABCDA"])
+    found = ask(model, "loglikelihood", *[request for *request, _, _ in REQUESTS])
+    same(found, [likelihood(model, encode(read), encode(wanted)) for _, _, read, wanted in REQUESTS])
     assert found[0] == found[4]
-
-
-def test_a_long_context_loses_its_beginning() -> None:
-    model, context, after = Recurrent(), SENTENCE, encode(" again")
-    kept = encode(context)[-(LENGTH + 1 - len(after)) :]  # the model need not read the last token
-    same(ask(model, "loglikelihood", (context, " again")), [likelihood(model, kept, after)])
+    same(ask(model, "loglikelihood", ("", "begins"), end=END), [likelihood(model, [END], encode("begins"))])
+    assert ask(model, "loglikelihood", ("context", ""), ("", "")) == [(0.0, True)] * 2
 
 
 def test_a_continuation_longer_than_the_window_rolls_on() -> None:
     model, tokens = Recurrent(), encode(" " + SENTENCE)
     found = ask(model, "loglikelihood", ("before it,", decode(tokens)))
     same(found, [rolled(model, encode(",")[0], tokens)])
-
-
-@pytest.mark.parametrize("end", [None, END])
-def test_without_context_a_text_begins_after_the_end_of_another(end: int | None) -> None:
-    model = Recurrent()
-    before = encode("\n") if end is None else [END]
-    found = ask(model, "loglikelihood", ("", "begins"), ("", "\nbegins"), ("  ", "begins"), end=end)
-    same(found, [likelihood(model, before, encode(text)) for text in ("begins", "\nbegins", "  begins")])
-
-
-def test_the_last_spaces_of_a_context_belong_to_the_continuation() -> None:
-    model = Recurrent()
-    same(ask(model, "loglikelihood", ("a b ", "c")), [likelihood(model, encode("a b"), encode(" c"))])
-
-
-def test_an_empty_continuation_is_certain() -> None:
-    assert ask(Recurrent(), "loglikelihood", ("context", ""), ("", "")) == [(0.0, True)] * 2
 
 
 def test_quantized_logits_are_scored_in_single_precision_or_better() -> None:
@@ -215,21 +205,15 @@ def test_generation_ends_before_a_stop_or_at_the_limit_each_text_for_itself() ->
     wanted = ["defghijk", "bcd", "bcde", "defg", "cdef", "bcd", "", ""]
     for batch in (1, 2, 16):
         assert ask(successor(), "generate_until", *requests, batch=batch) == wanted
+    assert ask(successor(), "generate_until", generate("a"), end=ord("d")) == ["bc"]  # the document's end
 
 
-def test_generation_ends_with_the_document() -> None:
-    assert ask(successor(), "generate_until", generate("a"), end=ord("d")) == ["bc"]
-
-
-def test_sampling_is_refused() -> None:
+def test_sampling_and_bad_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="only greedy decoding is supported"):
         ask(successor(), "generate_until", generate("a", do_sample=True, temperature=0.8))
-
-
-@pytest.mark.parametrize("name", ["length", "batch"])
-def test_bad_sizes_are_named(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}=0: an integer of 1 or more"):
-        ask(successor(), "generate_until", **{name: 0})
+    for name in ("length", "batch"):
+        with pytest.raises(ValueError, match=f"{name}=0: an integer of 1 or more"):
+            ask(successor(), "generate_until", **{name: 0})
 
 
 def test_a_model_is_left_in_training() -> None:

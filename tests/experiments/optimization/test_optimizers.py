@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fewbits.experiments.optimization.adam_mini import AdamMini
 from fewbits.experiments.optimization.optimizers import (
@@ -80,14 +80,14 @@ def backward(model: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for param in model.parameters():
         if param.requires_grad:
-            param.grad = torch.randn(param.shape, generator=generator)
+            param.grad = torch.randn(param.shape, generator=generator).to(param.device)
 
 
 def digest(model: nn.Module) -> str:
-    return hashlib.sha256(b"".join(param.detach().numpy().tobytes() for param in model.parameters())).hexdigest()
+    return hashlib.sha256(b"".join(param.detach().cpu().numpy().tobytes() for param in model.parameters())).hexdigest()
 
 
-def train(kind: str, model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> str:
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> str:
     for step in steps:
         backward(model, step)
         clip_gradients(model.parameters(), 1.0)
@@ -144,10 +144,7 @@ def test_the_learning_rate_is_the_factor_times_the_groups_peak() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_moves_the_version_of_what_it_changes(kind: str) -> None:
-    """Check that an update increments a parameter's version counter exactly if it changes the parameter.
-
-    Caches of quantized weights check this counter, and torch's fused AdamW alone does not increment it.
-    """
+    """Caches of quantized weights check versions, which torch's fused AdamW alone does not increment."""
     model = Model()
     optimizer = build(kind, model)
     for step in range(3):
@@ -165,36 +162,35 @@ def test_an_update_moves_the_version_of_what_it_changes(kind: str) -> None:
 def test_an_optimizer_goes_on_bit_identically_from_its_state_by_name(kind: str, saved: int) -> None:
     model = Model()
     optimizer = build(kind, model)
-    train(kind, model, optimizer, range(saved))
+    train(model, optimizer, range(saved))
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     state = copy.deepcopy(optimizer_state(optimizer))
-    straight = train(kind, model, optimizer, range(saved, 5))
+    straight = train(model, optimizer, range(saved, 5))
 
     resumed = Model()
     resumed.load_state_dict(weights)
     other = build(kind, resumed)
     load_optimizer_state(other, state)
-    assert train(kind, resumed, other, range(saved, 5)) == straight
+    assert train(resumed, other, range(saved, 5)) == straight
 
 
 def test_the_state_that_was_loaded_is_not_the_one_that_is_trained() -> None:
-    """Check that loading copies: training after it does not change the state that was loaded."""
     model = Model()
     optimizer = build("adamw", model)
-    train("adamw", model, optimizer, range(1))
+    train(model, optimizer, range(1))
     state = optimizer_state(optimizer)
     kept = state["up.weight"]["exp_avg"].clone()
     other_model = Model()
     other = build("adamw", other_model)
     load_optimizer_state(other, state)
-    train("adamw", other_model, other, range(1))
+    train(other_model, other, range(1))
     assert torch.equal(state["up.weight"]["exp_avg"], kept)
 
 
 def test_learning_rates_come_from_the_config_not_from_the_saved_state() -> None:
     model = Model()
     optimizer = build("adamw", model, lr=0.1)
-    train("adamw", model, optimizer, range(1))
+    train(model, optimizer, range(1))
     branch = build("adamw", model, lr=0.025, weight_decay=0.5)
     load_optimizer_state(branch, optimizer_state(optimizer))
     assert {group["peak_lr"] for group in branch.param_groups} == {0.025}
@@ -208,22 +204,22 @@ def test_a_branch_may_add_or_drop_bit_widths_and_keeps_the_state_of_the_rest(
 ) -> None:
     model, branched = Model(sampled=parent), Model(sampled=arm)
     optimizer, other = build(kind, model), build(kind, branched)
-    train(kind, model, optimizer, range(2))
+    train(model, optimizer, range(2))
     load_optimizer_state(other, optimizer_state(optimizer))
     states, branch_states = optimizer_state(optimizer), optimizer_state(other)
     assert branch_states.keys() == states.keys() - {"up.bit_scale"}
     for name in branch_states:
         assert states[name].keys() == branch_states[name].keys()
         assert all(torch.equal(value, branch_states[name][key]) for key, value in states[name].items())
-    train(kind, branched, other, range(2, 3))
+    train(branched, other, range(2, 3))
     assert ("up.bit_scale" in optimizer_state(other)) == arm
 
 
 def test_the_state_of_other_parameters_another_optimizer_or_partition_is_refused() -> None:
     model = Model()
     adamw, mini = build("adamw", model), build("adam-mini", model)
-    train("adamw", model, adamw, range(1))
-    train("adam-mini", model, mini, range(1))
+    train(model, adamw, range(1))
+    train(model, mini, range(1))
     with pytest.raises(ValueError, match=naming("up.weight", "optimizer", "partition")):
         load_optimizer_state(mini, optimizer_state(adamw))
     with pytest.raises(ValueError, match=naming("optimizer", "partition")):
@@ -237,13 +233,11 @@ def test_clipping_bounds_the_common_norm_and_returns_the_one_before() -> None:
     model = Model()
     backward(model, 0)
     grads = [param.grad for param in model.parameters() if param.grad is not None]
-    before = [grad.clone() for grad in grads]
-    expected = torch.cat([grad.flatten() for grad in before]).double().norm()
-    norm = clip_gradients(model.parameters(), 1.0)
-    torch.testing.assert_close(norm.double(), expected, rtol=1e-6, atol=0)
-    torch.testing.assert_close(
-        torch.cat([grad.flatten() for grad in grads]).norm(), torch.tensor(1.0), rtol=1e-5, atol=0
-    )
+    expected = torch.cat([grad.flatten() for grad in grads]).double().norm()
+    torch.testing.assert_close(clip_gradients(model.parameters(), 1.0).double(), expected, rtol=1e-6, atol=0)
+    after = torch.cat([grad.flatten() for grad in grads]).norm()
+    torch.testing.assert_close(after, torch.tensor(1.0), rtol=1e-5, atol=0)
+    assert clip_gradients([nn.Parameter(torch.ones(2))], 1.0) == 0
 
 
 @pytest.mark.parametrize("max_norm", [None, 1e6])
@@ -264,14 +258,10 @@ def test_a_gradient_that_is_not_finite_shows_in_the_norm_and_is_not_hidden(bad: 
     assert param.grad.isnan().any()
 
 
-def test_clipping_without_gradients_gives_a_norm_of_zero() -> None:
-    assert clip_gradients([nn.Parameter(torch.ones(2))], 1.0) == 0
-
-
 def test_adam_mini_follows_the_partition_and_takes_a_layers_bit_widths_together() -> None:
     model = Model()
     optimizer = build("adam-mini", model)
-    train("adam-mini", model, optimizer, range(1))
+    train(model, optimizer, range(1))
     assert isinstance(optimizer, AdamMini)
     sizes = {name: state["exp_avg_sq"].numel() for name, state in optimizer_state(optimizer).items()}
     assert sizes["up.weight"] == 10
@@ -313,18 +303,12 @@ def test_a_wrong_setting_is_named_with_what_is_valid(settings: dict[str, Any], m
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_a_gpu_versions_move_and_the_state_by_name_goes_on_bit_identically(kind: str) -> None:
-    def run(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> Tensor:
-        for step in steps:
-            generator = torch.Generator().manual_seed(step)
-            for param in model.parameters():
-                if param.requires_grad:
-                    param.grad = torch.randn(param.shape, generator=generator).cuda()
-            clip_gradients(model.parameters(), 1.0)
-            versions = [param._version for param in model.parameters() if param.requires_grad]
-            optimizer.step()
-            moved = [param._version for param in model.parameters() if param.requires_grad]
-            assert all(new > old for old, new in zip(versions, moved, strict=True))
-        return torch.cat([param.detach().flatten() for param in model.parameters()])
+    def run(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> str:
+        versions = [param._version for param in model.parameters() if param.requires_grad]
+        result = train(model, optimizer, steps)
+        moved = [param._version for param in model.parameters() if param.requires_grad]
+        assert all(new >= old + len(steps) for old, new in zip(versions, moved, strict=True))
+        return result
 
     model = Model().cuda()
     optimizer = build(kind, model)
@@ -336,4 +320,4 @@ def test_on_a_gpu_versions_move_and_the_state_by_name_goes_on_bit_identically(ki
     resumed.load_state_dict(weights)
     other = build(kind, resumed)
     load_optimizer_state(other, state)
-    assert torch.equal(run(resumed, other, range(2, 5)), straight)
+    assert run(resumed, other, range(2, 5)) == straight

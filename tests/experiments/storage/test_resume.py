@@ -9,7 +9,6 @@ import shutil
 import signal
 import time
 from dataclasses import replace
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pandas as pd
@@ -46,9 +45,6 @@ from tests.messages import names, naming
 
 ALONE = World(torch.device("cpu"))
 TRIALS = {
-    "mor, accumulated": MOR,
-    "nvfp4, rounded stochastically": ("recipe=nvfp4",),
-    "gaussws with its penalty": ("recipe=gaussws",),
     "sampler, mixture, adam-mini": (*GAUSSWS_MOR, "optimizer=adam-mini"),
     "mamba-2": ("recipe=nvfp4", "model=hybrid-nano", "model.layers=3", "model.pattern=M-*"),
     # The first updates overflow, so that the loss scale is halved, and it is doubled again before the end.
@@ -57,13 +53,14 @@ TRIALS = {
         *("precision.loss_scale=8388608.0", "precision.growth_interval=2", "precision.every=2"),
     ),
     "unobserved, stochastic forward, late switch": (
-        "recipe=nvfp4",
-        "recipe.stochastic=[fprop.x,fprop.w,dgrad.dy,wgrad.dy]",
-        "recipe.switch.at=0.5",
-        "recipe.switch.passes=forward",
-        "recipe.switch.to=e4m3:1x128:amax:stochastic",
-        "observer.enabled=false",
+        *("recipe=nvfp4", "recipe.stochastic=[fprop.x,fprop.w,dgrad.dy,wgrad.dy]", "observer.enabled=false"),
+        *("recipe.switch.at=0.5", "recipe.switch.passes=forward", "recipe.switch.to=e4m3:1x128:amax:stochastic"),
     ),
+}
+DEEP_TRIALS = {
+    "mor, accumulated": MOR,
+    "nvfp4, rounded stochastically": ("recipe=nvfp4",),
+    "gaussws with its penalty": ("recipe=gaussws",),
 }
 
 
@@ -73,77 +70,54 @@ def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFol
     return train(cache, tmp_path_factory.mktemp("undisturbed"))[0]
 
 
-@pytest.mark.parametrize("trial", TRIALS.values(), ids=TRIALS)
-def test_a_trial_gives_the_same_bytes_when_it_is_interrupted(
-    trial: tuple[str, ...], cache: Path, tmp_path: Path
-) -> None:
-    trial = ("training.steps=8", *trial)
-    undisturbed, result = train(cache, tmp_path / "undisturbed", *trial)
+@pytest.mark.parametrize("trial", [*TRIALS, *(pytest.param(name, marks=pytest.mark.deep) for name in DEEP_TRIALS)])
+def test_a_trial_gives_the_same_bytes_when_it_is_interrupted(trial: str, cache: Path, tmp_path: Path) -> None:
+    asked = ("training.steps=8", *(TRIALS | DEEP_TRIALS)[trial])
+    undisturbed, result = train(cache, tmp_path / "undisturbed", *asked)
     assert result["status"] == "done"
-    if "precision.growth_interval=2" in trial:
+    if trial.startswith("fp16"):
         _check_overflow_and_recovery(undisturbed)
     for step in (2, 5):
-        train_until(step, cache, tmp_path / "broken", *trial)
-    resumed, _ = train(cache, tmp_path / "broken", *trial)
+        train_until(step, cache, tmp_path / "broken", *asked)
+    resumed, _ = train(cache, tmp_path / "broken", *asked)
     assert left(resumed.path) == left(undisturbed.path)
 
 
 def _check_overflow_and_recovery(folder: RunFolder) -> None:
-    """Assert that the first update was skipped, and that the scale fell and later grew."""
     skipped, scales = metric(folder, "skipped"), metric(folder, "loss_scale")
     assert skipped[0] == 1
     lowest = scales.index(min(scales))
     assert scales[0] > scales[lowest] < max(scales[lowest:]), scales
 
 
-def test_a_trial_gives_the_same_bytes_twice(cache: Path, tmp_path: Path) -> None:
-    first, again = (train(cache, tmp_path / name, *GAUSSWS_MOR)[0] for name in ("first", "again"))
-    assert left(first.path) == left(again.path)
-
-
 def test_final_evaluations_are_the_same_where_only_they_are_left(cache: Path, tmp_path: Path) -> None:
-    """Check that a trial whose result is lost after the last step gives the same bytes when it is run again."""
-    trial = (*TRIALS["unobserved, stochastic forward, late switch"], "data=python", "data.size=200000")
-    trial += ("training.steps=4",)
-    folder, _ = train(cache, tmp_path, *trial)
+    trial = (*TRIALS["unobserved, stochastic forward, late switch"], "training.steps=4")
+    folder, _ = train(cache, tmp_path, *trial, "data=python", "data.size=200000")
     before = left(folder.path)
     (folder.path / "result.json").unlink()
-    train(cache, tmp_path, *trial)
+    train(cache, tmp_path, *trial, "data=python", "data.size=200000")
     assert left(folder.path) == before
 
 
 def test_what_draws_from_torchs_generator_goes_on_where_it_was(cache: Path, tmp_path: Path) -> None:
-    """Check that the state of torch's global generator is saved and restored.
+    """Check torch's global generator, which fewbits does not use, but code that a user adds may."""
 
-    fewbits does not use this generator, but code that a user adds to a trial may use it.
-    """
-    drawn: list[tuple[int, float]] = []
+    def drawn(runs: Path, until: int = 8) -> list[float]:
+        numbers: list[float] = []
 
-    def say(progress: Progress) -> None:
-        drawn.append((progress.step, torch.rand(()).item()))
+        def say(progress: Progress) -> None:
+            numbers.append(torch.rand(()).item())
+            if progress.step == until < 8:
+                raise Interrupted
 
-    train(cache, tmp_path / "undisturbed", "training.steps=8", say=say)
-    undisturbed, drawn = drawn, []
+        with contextlib.suppress(Interrupted):
+            train(cache, runs, "training.steps=8", say=say)
+        return numbers
 
-    def break_off(progress: Progress) -> None:
-        say(progress)
-        if progress.step == 5:
-            raise Interrupted
-
-    with contextlib.suppress(Interrupted):
-        train(cache, tmp_path / "broken", "training.steps=8", say=break_off)
+    undisturbed = drawn(tmp_path / "undisturbed")
+    drawn(tmp_path / "broken", until=5)
     torch.rand(100)
-    drawn = []
-    train(cache, tmp_path / "broken", "training.steps=8", say=say)
-    assert drawn == undisturbed[3:]
-
-
-def test_timing_goes_on_too(cache: Path, tmp_path: Path) -> None:
-    train_until(8, cache, tmp_path)
-    folder, _ = train(cache, tmp_path)
-    timing = pd.read_parquet(folder.path / "timing.parquet")
-    assert list(timing["step"]) == list(range(12))
-    assert (timing["seconds"] > 0).all()
+    assert drawn(tmp_path / "broken") == undisturbed[3:]
 
 
 # ------------------------------------------------------------------------------------------------ killed processes
@@ -153,14 +127,7 @@ KILLED = (
     *("precision=fp16", "precision.loss_scale=4194304.0", "precision.growth_interval=2", "precision.every=2"),
     *("training.checkpoint_every=2", "evaluation.every=2", "evaluation.windows=8"),  # most of the run time
 )
-
-
 KILLS = 10 if DEEP else 2
-
-
-def _while_it_writes_a_checkpoint(process: ForkServerProcess, runs: Path) -> None:
-    while process.is_alive() and not list(runs.glob("*/checkpoints/.step-*.partial")):
-        time.sleep(0.0005)
 
 
 def test_a_trial_killed_at_random_moments_gives_the_same_bytes(cache: Path, tmp_path: Path) -> None:
@@ -168,19 +135,17 @@ def test_a_trial_killed_at_random_moments_gives_the_same_bytes(cache: Path, tmp_
 
     If the trial ends before it was killed KILLS times, a new one is started.
     """
-    undisturbed, runs, output = tmp_path / "undisturbed", tmp_path / "killed", tmp_path / "output"
-    with ending(started(["train", *overrides(cache, undisturbed, *KILLED)], output)) as process:
-        began = time.monotonic()
-        assert ended(process) == 0, output.read_text()
-        whole = time.monotonic() - began
-    _check_overflow_and_recovery(opened(only_run(undisturbed)))
-    expected = left(only_run(undisturbed))
-
+    runs, output = tmp_path / "killed", tmp_path / "output"
+    began = time.monotonic()
+    undisturbed, _ = train(cache, tmp_path / "undisturbed", *KILLED)
+    whole = time.monotonic() - began
+    _check_overflow_and_recovery(undisturbed)
     moments, kills, ends = random.Random(), 0, 0
     while kills < KILLS or not ends:
         with ending(started(["train", *overrides(cache, runs, *KILLED)], output)) as process:
             if kills in (1, 4, 7):
-                _while_it_writes_a_checkpoint(process, runs)
+                while process.is_alive() and not list(runs.glob("*/checkpoints/.step-*.partial")):
+                    time.sleep(0.0005)
             elif kills < KILLS:
                 process.join(whole * moments.uniform(0.2, 0.9))
             else:
@@ -191,7 +156,7 @@ def test_a_trial_killed_at_random_moments_gives_the_same_bytes(cache: Path, tmp_
             kills += 1
             continue
         assert process.exitcode == 0, output.read_text()
-        assert left(only_run(runs)) == expected
+        assert left(only_run(runs)) == left(undisturbed.path)
         assert not leftovers(runs)
         shutil.rmtree(runs)
         ends += 1
@@ -275,36 +240,30 @@ def test_what_a_killed_process_left_half_written_is_cleared_away(cache: Path, tm
 
 
 def test_damaged_timing_costs_the_timing_alone(cache: Path, tmp_path: Path) -> None:
-    train_until(8, cache, tmp_path)
+    asked = ("training.steps=4", "model.layers=1")
+    train_until(4, cache, tmp_path, *asked)
     (only_run(tmp_path) / "timing.parquet").write_text("no table")
     with pytest.warns(UserWarning, match=naming("timing.parquet", "damaged")):
-        _, result = train(cache, tmp_path)
-    assert result["step"] == 12
+        _, result = train(cache, tmp_path, *asked)
+    assert result["step"] == 4
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
+def test_damaged_files_of_a_run_are_refused_by_name(cache: Path, tmp_path: Path) -> None:
+    asked = ("training.steps=1", "model.layers=1")
+    folder, _ = train(cache, tmp_path, *asked)
+    for name, content, message in (
         ("result.json", b"{}", "result.json is damaged or another trial's"),
         ("result.json", b'{"id": "0123", "status": "done", "step": 3}', "result.json is damaged or another trial's"),
         ("result.json", b"[]", "result.json is not a JSON object"),
         ("result.json", b'{"id": "01', "char 7)"),
         ("provenance.json", b"null", "is not a JSON object"),
         ("provenance.json", b"", "provenance.json is not JSON"),
-    ],
-)
-def test_what_says_of_a_folder_what_it_is_has_to_be_whole(
-    name: str, content: bytes, message: str, cache: Path, tmp_path: Path
-) -> None:
-    """Check that a trial is refused if result.json or provenance.json in its run folder is damaged."""
-    folder, _ = train(cache, tmp_path, "training.steps=1", "model.layers=1")
-    (folder.path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=re.escape(message)):
-        train(cache, tmp_path, "training.steps=1", "model.layers=1")
-
-
-def test_a_run_without_a_readable_config_is_no_parent(cache: Path, tmp_path: Path) -> None:
-    folder, _ = train(cache, tmp_path, "training.steps=1", "model.layers=1")
+    ):
+        whole = (folder.path / name).read_bytes()
+        (folder.path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            train(cache, tmp_path, *asked)
+        (folder.path / name).write_bytes(whole)
     for content in (b"a: [", b"5", b"\xff"):
         (folder.path / "config.yaml").write_bytes(content)
         with pytest.raises(ValueError, match=r"config\.yaml is not the config of a trial"):
@@ -320,10 +279,7 @@ def test_a_checkpoint_of_other_data_is_refused(cache: Path, tmp_path: Path) -> N
 
 
 def test_data_that_are_written_to_under_a_trial_end_it_before_its_next_checkpoint(cache: Path, tmp_path: Path) -> None:
-    """Check that a trial ends with an error if a data file is overwritten, but not if it is replaced.
-
-    After a replacement, the trial still reads the old file, which it has open.
-    """
+    """A file that is replaced ends no trial, because the trial still reads the old one, which it has open."""
     tokens, runs = bin_folder(tmp_path / "tokens", range(4000), range(2000)), tmp_path / "runs"
     asked = ("data=bin", "data.size=null", f"data.path={tokens}")
 
@@ -369,20 +325,15 @@ def test_a_trial_that_another_process_runs_is_refused(cache: Path, tmp_path: Pat
 
 
 def test_two_processes_on_one_trial_leave_one_result(undisturbed: RunFolder, cache: Path, tmp_path: Path) -> None:
-    argv = ["train", *overrides(cache, tmp_path / "runs")]
-    with (
-        ending(started(argv, tmp_path / "one")) as one,
-        ending(started(argv, tmp_path / "two")) as two,
-    ):
+    argv, output = ["train", *overrides(cache, tmp_path / "runs")], tmp_path / "output"
+    with ending(started(argv, output)) as one, ending(started(argv, output)) as two:
         statuses = sorted((ended(one), ended(two)))
-    output = (tmp_path / "one").read_text() + (tmp_path / "two").read_text()
     assert statuses in ([0, 2], [0, 0])  # both succeed if the second process starts after the first has finished
-    assert ("is working on this trial" in output) == (statuses == [0, 2])
+    assert ("is working on this trial" in output.read_text()) == (statuses == [0, 2])
     assert left(only_run(tmp_path / "runs")) == left(undisturbed.path)
 
 
 def test_what_is_not_finite_in_a_row_comes_back_from_a_checkpoint(cache: Path, tmp_path: Path) -> None:
-    """Check that rows with NaN and infinity are stored in a checkpoint and restored unchanged."""
     trial, runtime = load_trial(overrides(cache, tmp_path, "training.steps=3"))
     folder, _ = run(trial, runtime)
     session = prepare(trial, runtime, ALONE, Events())
