@@ -35,10 +35,6 @@ def test_the_entropy_is_that_of_the_distribution_drawn_from(corpus: Corpus) -> N
 
 
 def test_every_frequent_context_shows_the_same_probabilities_in_its_own_order(corpus: Corpus) -> None:
-    """Check that the four likeliest next bytes after each of the 20 most frequent pairs of bytes have Zipf's shares.
-
-    The likeliest byte is not the same after all pairs.
-    """
     tokens = corpus.splits["train"].astype(np.int64)
     pairs = tokens[:-2] * 256 + tokens[1:-1]
     favourites = set()
@@ -51,52 +47,18 @@ def test_every_frequent_context_shows_the_same_probabilities_in_its_own_order(co
     assert len(favourites) > 5
 
 
-def test_a_model_that_knows_the_source_has_the_entropy_as_its_loss(corpus: Corpus) -> None:
-    """Check that a model made from Zipf's probabilities has the source's entropy as its mean validation loss.
-
-    The model ranks the next bytes after each frequent pair of bytes by how often they follow this pair in train.
-    """
-    cost = [-log(p) for p in zipf()]
-    costs = {}
-    for pair, ranks in fitted(corpus, "train").items():
-        costs[pair] = dict(zip(ranks, cost, strict=True))
-    tokens = corpus.splits["validation"].tolist()
-    following = zip(tokens, tokens[1:], tokens[2:], strict=False)
-    surprises = [costs[older, newer][token] for older, newer, token in following if (older, newer) in costs]
-    assert corpus.folder.meta.entropy is not None
-    error = np.std(surprises) / len(surprises) ** 0.5
-    assert error < 0.01
-    assert (
-        -5 * error < np.mean(surprises) - corpus.folder.meta.entropy < 5 * error + 0.05
-    )  # counts of rare ranks are imprecise
-
-
-def fitted(corpus: Corpus, split: str) -> dict[tuple[int, int], list[int]]:
-    """Return, for each of the 30 most frequent pairs of bytes, all bytes in order of how often they followed."""
-    tokens = corpus.splits[split].astype(np.int64)
-    pairs = tokens[:-2] * 256 + tokens[1:-1]
-    orders = {}
-    for pair, count in Counter(pairs.tolist()).most_common(30):
-        following = np.bincount(tokens[2:][pairs == pair], minlength=256)
-        assert count > 1000
-        orders[divmod(pair, 256)] = np.argsort(-following, kind="stable").tolist()
-    return orders
-
-
 def test_out_of_domain_is_another_language_and_validation_the_same(corpus: Corpus) -> None:
-    train, validation, ood = (fitted_pairs(corpus, split) for split in ("train", "validation", "ood"))
-    assert len(train & validation) > 20
-    assert len(train & ood) < 10
+    def pairs(split: str) -> set[int]:
+        """Return the 30 most frequent pairs of bytes."""
+        tokens = corpus.splits[split].astype(np.int64)
+        return {pair for pair, _ in Counter((tokens[:-1] * 256 + tokens[1:]).tolist()).most_common(30)}
+
+    assert len(pairs("train") & pairs("validation")) > 20
+    assert len(pairs("train") & pairs("ood")) < 10
     assert not np.array_equal(corpus.splits["train"][:1000], corpus.splits["validation"][:1000])
 
 
-def fitted_pairs(corpus: Corpus, split: str) -> set[int]:
-    tokens = corpus.splits[split].astype(np.int64)
-    return {pair for pair, _ in Counter((tokens[:-1] * 256 + tokens[1:]).tolist()).most_common(30)}
-
-
 def test_a_seed_is_a_language(corpus: Corpus, tmp_path: Path) -> None:
-    """Check that the seed determines the synthetic text, and that another size only shortens or continues it."""
     again = load(DataConfig(kind="synthetic", size=SIZE, seed=4), tmp_path)
     assert again.fingerprint == corpus.fingerprint
     other = load(DataConfig(kind="synthetic", size=5000), tmp_path)

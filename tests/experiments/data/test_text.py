@@ -4,21 +4,29 @@ import ast
 import json
 import string
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-import fewbits
 from fewbits.experiments.data.corpus import Corpus, DataConfig, describe
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.python_sources import HELD_OUT, PYTHON, TORCH, Sources, collect, without_docstrings
 from fewbits.experiments.data.text import LARGEST
-from fewbits.experiments.data.tokenizing import joined, ready_tokenizer, saved_tokenizer, trained_tokenizer
+from fewbits.experiments.data.tokenizing import (
+    FILE,
+    PREFIX,
+    SPLITS,
+    joined,
+    ready_tokenizer,
+    saved_tokenizer,
+    trained_tokenizer,
+)
 from tests.experiments.data.data_inputs import shared_cache
 from tests.messages import naming
-
-SOURCE = Path(fewbits.__file__).parents[1]
+from tests.models.importing.gguf_writer import write_gguf
 
 
 @pytest.fixture(scope="module")
@@ -64,18 +72,13 @@ def test_making_it_again_gives_the_same_bytes(python: Corpus) -> None:
 
 
 @pytest.mark.parametrize("corpus", ["python", "torch_sources"])
-def test_no_validation_file_is_in_train_nor_a_near_copy(corpus: str, request: pytest.FixtureRequest) -> None:
+def test_no_held_out_text_is_in_train_nor_a_near_copy(corpus: str, request: pytest.FixtureRequest) -> None:
     held: Corpus = request.getfixturevalue(corpus)
     train = lines(texts(held, "train"), shortest=16)
     for text in texts(held, "validation"):
         own = lines([text], shortest=16)
         assert sum(len(line) for line in own & train) <= 0.75 * sum(map(len, own)), text[:200]
-
-
-@pytest.mark.parametrize("corpus", ["python", "torch_sources"])
-def test_no_line_of_out_of_domain_text_is_a_line_of_train(corpus: str, request: pytest.FixtureRequest) -> None:
-    held: Corpus = request.getfixturevalue(corpus)
-    assert not lines(texts(held, "ood"), shortest=16) & lines(texts(held, "train"), shortest=16)
+    assert not lines(texts(held, "ood"), shortest=16) & train
 
 
 def test_out_of_domain_is_prose_and_train_is_code(python: Corpus) -> None:
@@ -88,22 +91,19 @@ def test_out_of_domain_is_prose_and_train_is_code(python: Corpus) -> None:
         assert not any(ast.get_docstring(scope) for scope in scopes)
 
 
-def test_both_corpora_are_judged_on_the_same_prose(python: Corpus, torch_sources: Corpus) -> None:
+def test_both_corpora_have_the_same_prose_and_name_their_versions(python: Corpus, torch_sources: Corpus) -> None:
+    import torch
+
     assert np.array_equal(python.splits["ood"], torch_sources.splits["ood"])
+    facts = describe(torch_sources)
+    assert facts["source.python"] == ".".join(map(str, sys.version_info[:3]))
+    assert facts["source.torch"] == torch.__version__
 
 
 def test_nothing_comes_from_tests_or_from_installed_packages(python: Corpus) -> None:
     train = python.splits["train"].tobytes()
     assert train.count(b"class TestCase(") <= 1
     assert b"import torch\n" not in train
-
-
-def test_provenance_names_the_versions_that_the_bytes_depend_on(torch_sources: Corpus) -> None:
-    import torch
-
-    facts = describe(torch_sources)
-    assert facts["source.python"] == ".".join(map(str, sys.version_info[:3]))
-    assert facts["source.torch"] == torch.__version__
 
 
 def test_the_second_time_nothing_is_made(python: Corpus, cache: Path) -> None:
@@ -139,13 +139,12 @@ def filled(root: Path) -> Path:
 
 def test_copies_and_near_copies_are_taken_once(tmp_path: Path) -> None:
     plain = collect(sources(filled(tmp_path)), 1000, prose=["x" * HELD_OUT]).documents
-    for name in string.ascii_lowercase[:6]:
-        text = (tmp_path / f"{name}.py").read_text()
-        (tmp_path / f"{name}_again.py").write_text("# another first line of the file\n" + text)
+    last = set()
+    for path in sorted(tmp_path.iterdir()):
+        last.add(path.read_text().splitlines()[-1])
+        path.with_stem(f"{path.stem}_again").write_text("# another first line of the file\n" + path.read_text())
     again = collect(sources(tmp_path), 1000, prose=["x" * HELD_OUT]).documents
-    assert {text.splitlines()[-1] for text in again["validation"][:-1]} <= {
-        (tmp_path / f"{name}.py").read_text().splitlines()[-1] for name in string.ascii_lowercase[:6]
-    }
+    assert {text.splitlines()[-1] for text in again["validation"][:-1]} <= last
     assert len(again["validation"]) == len(plain["validation"])
 
 
@@ -267,6 +266,71 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ValueError, match=naming("bpe:4096", "pip install 'fewbits[bpe]'")):
         trained_tokenizer(4096, [])
 
+
+# The tokenizer in a GGUF file encodes like the tokenizer.json from which the GGUF file was made
+
+GGUF_TEXT = ["def square(x):\n    return x * 1234  # 日本\n", "it's <|endoftext|> 2026 naïve\t\r\n\n"]
+
+
+@pytest.fixture(scope="module")
+def metadata(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the metadata of a GGUF file with the tokens and merges of a small tokenizer."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    trained_tokenizer(400, GGUF_TEXT * 50).save(folder)
+    content = json.loads((folder / FILE).read_text())
+    tokens = sorted(content["model"]["vocab"], key=content["model"]["vocab"].get)
+    special = {token["content"] for token in content["added_tokens"]}
+    return {
+        f"{PREFIX}model": "gpt2",
+        f"{PREFIX}tokens": tokens,
+        f"{PREFIX}token_type": [3 if token in special else 1 for token in tokens],
+        f"{PREFIX}merges": [" ".join(pair) for pair in content["model"]["merges"]],
+    }
+
+
+def encoded(folder: Path, metadata: Mapping[str, Any], split: str) -> list[list[int]]:
+    path = write_gguf(folder / "m.gguf", {**metadata, f"{PREFIX}pre": split}, {})
+    tokenizer = ready_tokenizer(f"file:{path}")
+    assert [tokenizer.decode(tokens.tolist()) for tokens in tokenizer.encode(GGUF_TEXT)] == GGUF_TEXT
+    assert tokenizer.vocab == len(metadata[f"{PREFIX}tokens"])
+    return [tokens.tolist() for tokens in tokenizer.encode(GGUF_TEXT)]
+
+
+def test_the_tokens_are_those_of_the_tokenizer_that_was_written(metadata: dict[str, Any], tmp_path: Path) -> None:
+    expected = [tokens.tolist() for tokens in trained_tokenizer(400, GGUF_TEXT * 50).encode(GGUF_TEXT)]
+    assert encoded(tmp_path, metadata, "gpt-2") == expected
+
+
+def test_smollms_rule_makes_a_token_of_each_digit(metadata: dict[str, Any], tmp_path: Path) -> None:
+    digits = {metadata[f"{PREFIX}tokens"].index(digit) for digit in "0123456789"}
+    counts = {
+        split: sum(token in digits for tokens in encoded(tmp_path, metadata, split) for token in tokens)
+        for split in SPLITS
+    }
+    assert counts["smollm"] == 8
+    assert counts["gpt-2"] < 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model": "llama"}, ("model", "llama", "gpt2")),
+        ({"pre": "unheard-of"}, ("pre", "unheard-of", "smollm")),
+        ({"merges": 3}, ("merges",)),
+        ({"token_type": [1]}, ("token_type",)),
+        ({"merges": ["no such token pair"]}, ("m.gguf",)),
+    ],
+)
+def test_a_tokenizer_of_another_kind_is_refused_by_name(
+    changes: dict[str, Any], named: tuple[str, ...], metadata: dict[str, Any], tmp_path: Path
+) -> None:
+    changed = {f"{PREFIX}pre": "gpt-2", **metadata, **{f"{PREFIX}{key}": value for key, value in changes.items()}}
+    path = write_gguf(tmp_path / "m.gguf", changed, {})
+    with pytest.raises(ValueError, match=naming("m.gguf", *named)):
+        ready_tokenizer(f"file:{path}")
+
+
+# Files of the user
 
 LINES = "".join(f"{i}: Größe {i * i}\n" for i in range(3000))
 

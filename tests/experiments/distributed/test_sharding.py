@@ -1,9 +1,10 @@
-"""Test that training a sharded model gives the same bits as training with a whole model on every rank."""
+"""Test that a sharded model trains to the bits of a whole model on every rank, and the estimate of its memory."""
 
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +15,14 @@ from fewbits.experiments import training
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.devices import World
+from fewbits.experiments.distributed.memory import complaint, estimate, fits, least_ranks
 from fewbits.experiments.optimization.optimizers import set_learning_rate
 from fewbits.experiments.optimization.schedules import factor
 from fewbits.experiments.session import with_data
 from fewbits.experiments.state import set_up
 from fewbits.experiments.trial import ORDER, Trial
 from fewbits.kernels.seeds import derive_seed
+from fewbits.models.networks.registry import parameters
 from fewbits.models.networks.sharded import local, whole
 from tests.effort import DEEP
 from tests.experiments.distributed.ranks import on_ranks
@@ -103,18 +106,79 @@ def _compare(world: World, cache: Path, runs: Path) -> None:
         expected, norms = replicated(trial, corpus, world)
         for recompute in (False, True) if DEEP or name in RECOMPUTED else (False,):
             settings = replace(trial, training=replace(trial.training, recompute=recompute))
-            parameters, own_norms = sharded(settings, corpus, world)
-            same = parameters.keys() == expected.keys() and own_norms == norms
-            different = [key for key in expected if not torch.equal(parameters[key], expected[key])]
+            found, own_norms = sharded(settings, corpus, world)
+            same = found.keys() == expected.keys() and own_norms == norms
+            different = [key for key in expected if not torch.equal(found[key], expected[key])]
             if not same or different:
                 wrong.append(f"{name}, recompute {recompute}: {norms} {own_norms} {different}")
         if name == "bf16":  # reduce_each adds up gradients in another order
             settings = replace(trial, training=replace(trial.training, reduce_each=True))
-            parameters, own_norms = sharded(settings, corpus, world)
+            found, own_norms = sharded(settings, corpus, world)
             assert own_norms == pytest.approx(norms, rel=1e-4)
-            assert not all(torch.equal(parameters[key], expected[key]) for key in expected)
+            assert not all(torch.equal(found[key], expected[key]) for key in expected)
     assert not wrong, "\n".join(wrong)
 
 
 def test_two_ranks_with_shards_give_the_bits_of_two_that_hold_everything(cache: Path, tmp_path: Path) -> None:
     on_ranks(2, tmp_path, _compare, cache, tmp_path / "runs")
+
+
+# The estimate of a trial's memory, and the advice for trials that do not fit
+
+
+def tiny(**training: Any) -> Trial:
+    model = ("model=nemotron-nano", "model.layers=2", "model.width=64", "model.heads=2", "model.kv_heads=2")
+    trial, _ = load_trial([*model, "recipe=bf16", "training.batch=8", "training.micro_batch=1", "training.length=64"])
+    return replace(trial, training=replace(trial.training, **training))
+
+
+def test_one_rank_holds_every_parameter_its_gradient_and_two_moments() -> None:
+    memory, size = estimate(tiny()), 4 * parameters(tiny().model)
+    assert (memory.weights, memory.gradients, memory.states, memory.gathered) == (size, size, 2 * size, 0)
+
+
+def test_ranks_share_weights_and_states_but_gather_blocks_and_add_up_whole_gradients() -> None:
+    one, two, eight = (estimate(tiny(), ranks) for ranks in (1, 2, 8))
+    assert one.weights / 2 <= two.weights < 0.6 * one.weights
+    assert two.states == 2 * two.weights
+    assert two.gradients == two.weights + one.weights  # whole gradients are summed over micro-batches
+    assert eight.gradients == eight.weights
+    assert estimate(tiny(reduce_each=True), 2).gradients == two.weights
+    assert two.gathered == eight.gathered > 0
+
+
+def test_activations_grow_with_the_micro_batch_and_shrink_with_recompute() -> None:
+    small, large = (estimate(tiny(micro_batch=size)).activations for size in (1, 2))
+    assert 1.9 < large / small < 2.1
+    assert estimate(tiny(recompute=True)).activations < small
+
+
+def test_what_does_not_fit_names_the_ranks_that_would() -> None:
+    trial = tiny()
+    needed = {ranks: estimate(trial, ranks).total for ranks in (1, 2, 4, 8)}
+    device = needed[8] / 0.9 + 1
+    assert complaint(trial, 8, device) is None
+    assert least_ranks(trial, device) == 8
+    assert fits(trial, 8, device)
+    assert not fits(trial, 4, device)
+    text = complaint(trial, 2, device)
+    assert text is not None
+    assert "2 ranks need" in text
+    assert "8 ranks would fit" in text
+    assert least_ranks(trial, 1000) is None
+
+
+def test_what_does_not_fit_names_the_setting_that_would_help() -> None:
+    trial = tiny(recompute=True)
+    device = estimate(tiny(recompute=True, reduce_each=True), 2).total / 0.9 + 1
+    text = complaint(trial, 2, device)
+    assert text is not None
+    assert "training.reduce_each=true would fit" in text
+    assert complaint(tiny(recompute=True, reduce_each=True), 2, device) is None
+
+
+@pytest.mark.parametrize("recipe", ["mor/block", "nvfp4", "gaussws"])
+def test_quantized_operands_are_saved_instead_of_the_inputs(recipe: str) -> None:
+    trial, _ = load_trial(["model=nemotron-nano", f"recipe={recipe}"])
+    plain, _ = load_trial(["model=nemotron-nano", "recipe=bf16"])
+    assert estimate(trial).activations < 1.5 * estimate(plain).activations

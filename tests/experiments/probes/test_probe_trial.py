@@ -8,45 +8,63 @@ import pytest
 import torch
 
 from fewbits.experiments.config import load_trial
+from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.load import load
 from fewbits.experiments.probes.bench import GROUPS, UpdateEffect, batches
 from fewbits.experiments.probes.tables import WHOLE, summarize
-from fewbits.experiments.session import Events, Progress
+from fewbits.experiments.session import Events, Progress, find_folder
 from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
 from fewbits.experiments.training import run
-from fewbits.experiments.trial import INITIAL, Trial
+from fewbits.experiments.trial import INITIAL, ORDER, Runtime, Trial
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.registry import build
-from tests.experiments.trial_inputs import overrides, result_of
+from tests.experiments.trial_inputs import overrides, result_of, train
 
 FILES = ("probe.parquet", "numerics.parquet", "result.json")
 PROBE = ("training.batch=2", "training.steps=3", "probe.seeds=2")
 
 
 @pytest.fixture(scope="module")
-def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def parent(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run whose checkpoints of steps 11 and 12 are kept."""
-    folder = tmp_path_factory.mktemp("parent")
-    own = ("training.batch=2", "runtime.keep_steps=[11]")
-    trial, runtime = load_trial(overrides(folder / "cache", folder / "runs", *own))
-    return run(trial, runtime)[0].path
+    return train(cache, tmp_path_factory.mktemp("runs"), "training.batch=2", "runtime.keep_steps=[11]")[0].path
 
 
-def probed(parent: Path, runs: Path, *more: str, stop_after: int = 0) -> RunFolder:
-    """Run a probe trial of the parent. stop_after: the number of batches after which it is interrupted; 0: never."""
+@pytest.fixture(scope="module")
+def corpus(cache: Path, parent: Path) -> Corpus:
+    return load(saved_trial(parent).data, cache)
 
-    class StopAfter(Events):
-        done = 0
 
-        def step(self, progress: Progress) -> None:
-            self.done = progress.step
+class Prober:
+    """Runs probe trials of the parent in a folder of the test."""
 
-        def stopping(self) -> bool:
-            return bool(stop_after) and self.done == stop_after
+    def __init__(self, cache: Path, parent: Path, runs: Path) -> None:
+        self.cache, self.parent, self.runs = cache, parent, runs
 
-    cache = parent.parent.parent / "cache"
-    trial, runtime = load_trial(overrides(cache, runs, f"branch.parent={parent}", *PROBE, *more))
-    return run(trial, runtime, StopAfter())[0]
+    def trial(self, *more: str, runs: str = "runs") -> tuple[Trial, Runtime]:
+        own = (f"branch.parent={self.parent}", *PROBE)
+        replaced = {override.partition("=")[0] for override in more}
+        kept = (override for override in own if override.partition("=")[0] not in replaced)
+        return load_trial(overrides(self.cache, self.runs / runs, *kept, *more))
+
+    def __call__(self, *more: str, runs: str = "runs", stop_after: int = 0) -> RunFolder:
+        """Run a probe trial. stop_after: the number of batches after which it is interrupted; 0: never."""
+
+        class StopAfter(Events):
+            done = 0
+
+            def step(self, progress: Progress) -> None:
+                self.done = progress.step
+
+            def stopping(self) -> bool:
+                return bool(stop_after) and self.done == stop_after
+
+        return run(*self.trial(*more, runs=runs), StopAfter())[0]
+
+
+@pytest.fixture
+def probed(cache: Path, parent: Path, tmp_path: Path) -> Prober:
+    return Prober(cache, parent, tmp_path)
 
 
 def whole(folder: RunFolder) -> pd.DataFrame:
@@ -60,28 +78,28 @@ def errors(folder: RunFolder) -> dict[str, float]:
     return {str(variant): float(error) for variant, error in whole(folder)["error"].items()}
 
 
-def test_operands_in_high_precision_change_nothing(parent: Path, tmp_path: Path) -> None:
-    result = result_of(probed(parent, tmp_path, "recipe=bf16").path)
+def test_operands_in_high_precision_change_nothing(probed: Prober) -> None:
+    result = result_of(probed("recipe=bf16").path)
     assert result["status"] == "done"
     assert [result[name] for name in ("increase", "gradient_error", "gradient_bias", "persistent")] == [0, 0, 0, 0]
     assert [result["update_own"], result["update_next"]] == [1, 1]
 
 
-def test_an_interrupted_probe_ends_with_the_same_bytes(parent: Path, tmp_path: Path) -> None:
+def test_an_interrupted_probe_ends_with_the_same_bytes(probed: Prober) -> None:
     recipe = ("recipe=nvfp4", "recipe.keep.last=0", "probe.parts=[gemms]")
-    straight = probed(parent, tmp_path / "straight", *recipe)
+    straight = probed(*recipe, runs="straight")
     for batch in (1, 2):
         with pytest.raises(KeyboardInterrupt):
-            probed(parent, tmp_path / "resumed", *recipe, stop_after=batch)
-    resumed = probed(parent, tmp_path / "resumed", *recipe)
+            probed(*recipe, runs="resumed", stop_after=batch)
+    resumed = probed(*recipe, runs="resumed")
     assert resumed.id == straight.id
     for name in FILES:
         assert (resumed.path / name).read_bytes() == (straight.path / name).read_bytes(), name
     assert not (resumed.path / "batches").exists()
 
 
-def test_a_slot_alone_and_all_slots_but_it_separate_a_recipe_of_one_slot(parent: Path, tmp_path: Path) -> None:
-    folder = probed(parent, tmp_path, "recipe=bf16", "recipe.fprop.x=e2m1:1x16:nvfp4", "probe.parts=[slots]")
+def test_a_slot_alone_and_all_slots_but_it_separate_a_recipe_of_one_slot(probed: Prober) -> None:
+    folder = probed("recipe=bf16", "recipe.fprop.x=e2m1:1x16:nvfp4", "probe.parts=[slots]")
     error = errors(folder)
     table = whole(folder).drop(columns=["batch", "block", "cross_gradient", "cross_error"])
     table = table[[name for name in table if not str(name).startswith("decrease")]]
@@ -92,40 +110,35 @@ def test_a_slot_alone_and_all_slots_but_it_separate_a_recipe_of_one_slot(parent:
     assert error["without fprop.x"] == 0
 
 
-def test_slots_that_share_their_values_are_one_variant(parent: Path, tmp_path: Path) -> None:
-    folder = probed(parent, tmp_path, "recipe=mor/always-block", "recipe.block=32x32", "probe.parts=[slots,blocks]")
+def test_slots_that_share_their_values_are_one_variant(probed: Prober) -> None:
+    folder = probed("recipe=mor/always-block", "recipe.block=32x32", "probe.parts=[slots,blocks]")
     only = [name for name in whole(folder).index if name.startswith("only")]
     assert only == ["only fprop.x", "only fprop.w", "only dgrad.dy", "only block 0", "only block 1"]
 
 
-def test_a_rotated_operand_has_a_rotated_partner_in_high_precision(parent: Path, tmp_path: Path) -> None:
+def test_a_rotated_operand_has_a_rotated_partner_in_high_precision(probed: Prober) -> None:
     settings = ("recipe=nvfp4", "recipe.keep.last=0", "recipe.stochastic=[]", "probe.parts=[slots]")
-    error = errors(probed(parent, tmp_path, *settings))
+    error = errors(probed(*settings))
     # If the operand in high precision were not rotated too, the weight gradient would be a product in two bases.
     assert error["only wgrad.x"] < error["all"]
     assert 0 < error["only wgrad.dy"] < error["all"]
 
 
-def test_statistics_of_operands_cover_all_batches(parent: Path, tmp_path: Path) -> None:
-    numerics = pd.read_parquet(
-        probed(parent, tmp_path, "recipe=mor/block", "recipe.block=32x32").path / "numerics.parquet"
-    )
+def test_statistics_of_operands_cover_all_batches(probed: Prober) -> None:
+    numerics = pd.read_parquet(probed("recipe=mor/block", "recipe.block=32x32").path / "numerics.parquet")
     assert not numerics.duplicated(["layer", "slot"]).any()
     assert set(numerics["batches"]) == {3}
     assert set(numerics["step"]) == {11}  # the checkpoint is after 12 updates, the last of which has the number 11
     assert [sum(histogram) for histogram in numerics["histogram"]] == [3] * len(numerics)
 
 
-def test_the_update_of_a_probe_is_the_one_that_training_makes(parent: Path) -> None:
+def test_the_update_of_a_probe_is_the_one_that_training_makes(parent: Path, corpus: Corpus) -> None:
     trial, checkpoint = saved_trial(parent), opened(parent).checkpoint(11)
-    corpus = load(trial.data, parent.parent.parent / "cache")
     model = build(trial.model, seed=derive_seed(trial.seed, INITIAL))
     weights = {name.removeprefix("model."): tensor for name, tensor in checkpoint.tensors(under="model.").items()}
     model.load_state_dict(weights)
-    inputs, targets = corpus.batch(
-        "train", checkpoint.state["position"], 2, trial.training.length, derive_seed(trial.seed, 1)
-    )
-    gradients = torch.autograd.grad(model.loss(inputs, targets), list(model.parameters()))
+    tokens = corpus.batch("train", checkpoint.state["position"], 2, 128, derive_seed(trial.seed, ORDER))
+    gradients = torch.autograd.grad(model.loss(*tokens), list(model.parameters()))
     named = dict(zip(dict(model.named_parameters()), gradients, strict=True))
     after = opened(parent).checkpoint(12).tensors(under="model.")
     with UpdateEffect(trial, checkpoint, model).applied(named):
@@ -156,21 +169,18 @@ def test_averaging_leaves_the_error_that_batches_have_in_common() -> None:
     assert summarize(rows)["persistent"] == pytest.approx(9 / 100, rel=0.15)
 
 
-def test_seeds_read_different_documents(parent: Path) -> None:
-    trial = saved_trial(parent)
-    corpus = load(trial.data, parent.parent.parent / "cache")
+def test_seeds_read_different_documents(probed: Prober, corpus: Corpus) -> None:
     read: set[tuple[int, ...]] = set()
     for seed in range(GROUPS):
-        own = _probe(parent, f"seed={seed}")
-        windows = {tuple(row.tolist()) for inputs, _ in batches(corpus, own, trial, 0) for row in inputs}
+        own, _ = probed.trial(f"seed={seed}")
+        windows = {tuple(row.tolist()) for inputs, _ in batches(corpus, own, own, 0) for row in inputs}
         assert not windows & read
         read |= windows
     assert len(read) == GROUPS * 6
 
 
-def test_more_batches_than_the_text_has_are_refused(parent: Path) -> None:
-    trial = _probe(parent, "training.steps=10000")
-    corpus = load(trial.data, parent.parent.parent / "cache")
+def test_more_batches_than_the_text_has_are_refused(probed: Prober, corpus: Corpus) -> None:
+    trial, _ = probed.trial("training.steps=10000")
     with pytest.raises(ValueError, match=r"20000 windows of 128 tokens"):
         list(batches(corpus, trial, trial, 0))
 
@@ -184,28 +194,19 @@ def test_more_batches_than_the_text_has_are_refused(parent: Path) -> None:
         (("probe.split=test",), "probe.split"),
         (("probe.parts=[layers]",), "probe.parts"),
         (("probe.seeds=-1",), "probe.seeds"),
+        (("probe.split=train", "training.length=64"), "training.length 64: probe.split=train"),
     ],
 )
-def test_a_wrong_probe_is_refused_by_name(parent: Path, tmp_path: Path, changes: tuple[str, ...], named: str) -> None:
-    replaced = {change.partition("=")[0] for change in changes}
-    base = [o for o in (f"branch.parent={parent}", *PROBE) if o.partition("=")[0] not in replaced]
+def test_a_wrong_probe_is_refused_by_name(probed: Prober, changes: tuple[str, ...], named: str) -> None:
     with pytest.raises(ValueError, match=named.replace(".", r"\.")):
-        run(*load_trial(overrides(parent.parent.parent / "cache", tmp_path, *base, *changes)))
-    assert not list(tmp_path.glob("*/result.json"))
+        probed(*changes)
+    assert not list(probed.runs.rglob("result.json"))
 
 
-def test_the_settings_of_a_probe_are_in_its_id_and_in_no_other(parent: Path, tmp_path: Path) -> None:
-    ids = {
-        probed(parent, tmp_path, *more).id
-        for more in ((), ("probe.seeds=1",), ("probe.split=train",), ("probe.update=false",), ("recipe=mxfp8",))
-    }
-    assert len(ids) == 5
-    assert opened(parent).provenance()["identity"].keys().isdisjoint({"probe"})  # type: ignore[index]
-
-
-def _probe(parent: Path, *more: str) -> Trial:
-    cache = parent.parent.parent / "cache"
-    return load_trial(overrides(cache, parent.parent, f"branch.parent={parent}", *PROBE, *more))[0]
+def test_the_settings_of_a_probe_are_in_its_id_and_in_no_other(probed: Prober) -> None:
+    changes = ((), ("probe.seeds=1",), ("probe.split=train",), ("probe.update=false",), ("recipe=mxfp8",))
+    assert len({find_folder(*probed.trial(*more)).id for more in changes}) == 5
+    assert opened(probed.parent).provenance()["identity"].keys().isdisjoint({"probe"})  # type: ignore[index]
 
 
 def test_a_batch_without_a_number_leaves_no_mean_of_the_others() -> None:
@@ -218,8 +219,3 @@ def test_a_batch_without_a_number_leaves_no_mean_of_the_others() -> None:
     numbers = summarize(rows)
     assert [numbers[name] for name in ("loss", "increase", "increase_relative")] == [None, None, None]
     assert numbers["reference"] == 1
-
-
-def test_the_next_batches_of_the_parent_have_its_length(parent: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"training\.length 64: probe\.split=train"):
-        probed(parent, tmp_path, "probe.split=train", "training.length=64")
