@@ -51,9 +51,7 @@ def test_equal_bits_keep_the_version_and_the_digests_of_other_machines(world: Wo
     assert json.loads(world.golden.read_text()) == BEFORE | ELSEWHERE
 
 
-def test_other_bits_need_a_new_version_which_forgets_other_machines(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_bits_need_a_new_version_without_other_machines(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.rows["here"]["quantizer"] = "other"
     assert world.run() is None
     assert "quantizer" in (printed := capsys.readouterr().out)
@@ -84,7 +82,7 @@ def test_a_quantizer_that_the_parent_commit_does_not_know_is_added(world: World)
     assert json.loads(world.golden.read_text())["kernels"]["new"] == "n"
 
 
-def test_an_edit_that_only_a_gpu_executes_is_recorded_there_or_under_a_new_version(
+def test_an_edit_of_gpu_code_is_recorded_there_or_as_a_new_version(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world.files = [tool.ON_A_GPU[0]]

@@ -169,9 +169,7 @@ def sweep_file(tmp_path: Path) -> Path:
     return tmp_path / "sweep" / "a.yaml"
 
 
-def test_a_sweep_file_is_composed_once_until_it_its_scale_or_an_override_changes(
-    sweep_file: Path, folder: Path
-) -> None:
+def test_a_sweep_file_is_composed_once_until_it_its_scale_or_overrides_change(sweep_file: Path, folder: Path) -> None:
     def composed(*overrides: str) -> dict[str, Any]:
         return compose_file(sweep_file, BASE, overrides, "scale")
 

@@ -11,11 +11,12 @@ from fewbits.experiments.config_files import CONF, folders, names
 from tests.messages import naming
 
 RECIPE = "level: 4\nfprop: {{x: 'e4m3:1x128:amax'}}\nkeep: {{last: {last}}}\n"
+Write = Callable[[str, str], Path]
 MODEL = "defaults: [nemotron-nano, _self_]\nname: small\nwidth: 64\n"
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Return a function that writes a text to a file in the working directory, which is empty at first."""
     monkeypatch.chdir(tmp_path)
 
@@ -37,9 +38,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str
         ("mine", ["hydra.searchpath=[elsewhere,mine]"]),
     ],
 )
-def test_a_folder_offers_its_recipes_and_models(
-    folder: str, overrides: list[str], write: Callable[[str, str], Path]
-) -> None:
+def test_a_folder_offers_its_recipes_and_models(folder: str, overrides: list[str], write: Write) -> None:
     write(f"{folder}/recipe/ours/r.yaml", f"# @package recipe\n{RECIPE.format(last=1)}")
     write(f"{folder}/model/small.yaml", MODEL)
     write("elsewhere/data/unused.yaml", "kind: python\n")
@@ -50,7 +49,7 @@ def test_a_folder_offers_its_recipes_and_models(
     assert "ours/r" not in names("recipe")
 
 
-def test_an_edit_of_a_file_counts_at_once(write: Callable[[str, str], Path]) -> None:
+def test_an_edit_of_a_file_counts_at_once(write: Write) -> None:
     """After an edit of its file, a recipe is read again: neither memory nor the cache on disk gives the old recipe."""
     for last in (1, 2):
         write("conf/recipe/own.yaml", RECIPE.format(last=last))
@@ -72,9 +71,7 @@ def test_an_edit_of_a_file_counts_at_once(write: Callable[[str, str], Path]) -> 
         (["model=gpt2-nano"], "rename the file"),
     ],
 )
-def test_a_mistake_in_ones_own_configs_is_one_line(
-    overrides: list[str], message: str, write: Callable[[str, str], Path]
-) -> None:
+def test_a_mistake_in_ones_own_configs_is_one_line(overrides: list[str], message: str, write: Write) -> None:
     write("list.yaml", "[1, 2]\n")
     write("broken.yaml", "a: [\n")
     write("conf/recipe/nvfp4.yaml", RECIPE.format(last=1))  # Hydra would use fewbits' own recipe
@@ -84,9 +81,7 @@ def test_a_mistake_in_ones_own_configs_is_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_a_bad_file_stops_only_what_uses_it(
-    write: Callable[[str, str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_file_stops_only_what_uses_it(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     write("conf/recipe/own.yaml", RECIPE.format(last=1))
     (Path(CONF) / "recipe" / ".#own.yaml").symlink_to("nobody@nowhere.1")
     write("conf/recipe/.ipynb_checkpoints/own-checkpoint.yaml", "{")
@@ -105,9 +100,7 @@ def test_a_bad_file_stops_only_what_uses_it(
 
 
 @pytest.mark.parametrize("value", ["one.yaml", "./one.yaml", "../here/one.yaml", "some where/one.yaml", "ABSOLUTE"])
-def test_a_file_is_chosen_by_any_path(
-    value: str, write: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_path_chooses_a_file(value: str, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write("here/one.yaml", f"defaults: [fp8, _self_]\n{RECIPE.format(last=5)}")
     write("here/some where/one.yaml", RECIPE.format(last=5))
     monkeypatch.chdir(file.parent)
@@ -118,9 +111,7 @@ def test_a_file_is_chosen_by_any_path(
 
 
 @pytest.mark.parametrize("choice", ["recipe=./nvfp4.yaml", "recipe=own.yaml", "model=gpt2-nano.yaml"])
-def test_a_path_that_hydra_would_read_from_its_search_path_is_refused(
-    choice: str, write: Callable[[str, str], Path]
-) -> None:
+def test_a_path_that_hydra_would_read_from_its_search_path_is_refused(choice: str, write: Write) -> None:
     group, _, value = choice.partition("=")
     write("conf/recipe/own.yaml", RECIPE.format(last=1))
     file = write(value, RECIPE.format(last=2) if group == "recipe" else MODEL)
@@ -130,14 +121,12 @@ def test_a_path_that_hydra_would_read_from_its_search_path_is_refused(
     assert trial.recipe.keep.last == 2 if group == "recipe" else trial.model.name == "small"
 
 
-def test_a_folder_named_conf_without_configs_is_not_searched(write: Callable[[str, str], Path]) -> None:
+def test_a_folder_named_conf_without_configs_is_not_searched(write: Write) -> None:
     write("conf/nginx.yaml", "a: 1\n")
     assert folders().paths == ()
 
 
-def test_sweep_files_are_found_by_name(
-    write: Callable[[str, str], Path], cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sweep_files_have_names(write: Write, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write("mine/sweep/rates.yaml", "overrides: [recipe=own, data=synthetic]\naxes: {optimizer.lr: [0.1, 0.2]}\n")
     write("mine/recipe/own.yaml", RECIPE.format(last=1))
     asked = ["--dry-run", "--config-dir", "mine", f"runtime.cache={cache}"]

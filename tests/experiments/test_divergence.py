@@ -61,7 +61,7 @@ def test_a_diverging_trial_that_is_interrupted_gives_the_same_bytes(cache: Path,
 
 
 @pytest.mark.parametrize("bad", [math.nan, pytest.param(math.inf, marks=pytest.mark.deep)])
-def test_a_parent_with_numbers_that_are_not_finite_gives_branches_that_diverge_at_once(
+def test_a_parent_that_is_not_finite_gives_branches_that_diverge_at_once(
     bad: float, cache: Path, tmp_path: Path
 ) -> None:
     parent, _ = train(cache, tmp_path, "training.steps=2")

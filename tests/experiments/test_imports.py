@@ -77,9 +77,7 @@ def test_transformers_loads_the_same_logits_and_the_same_tokens(cache: Path, tmp
     assert their_tokenizer.eos_token_id == run.separator == theirs.generation_config.eos_token_id
 
 
-def test_a_hybrid_is_refused_and_nothing_is_written(
-    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hybrid_is_refused_without_a_trace(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ("model=hybrid-nano", "model.pattern=M*", "model.mamba_head_dim=32")
     folder, _ = train(cache, tmp_path / "runs", "training.steps=2", *small)
     capsys.readouterr()
@@ -90,9 +88,7 @@ def test_a_hybrid_is_refused_and_nothing_is_written(
     assert not (tmp_path / "exported").exists()
 
 
-def test_a_run_without_its_tokenizer_is_exported_without(
-    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_tokenizer_is_exported(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, _ = train(cache, tmp_path / "runs", "training.steps=2", "model=gpt2-nano")
     capsys.readouterr()
     out = tmp_path / "exported"
@@ -102,9 +98,7 @@ def test_a_run_without_its_tokenizer_is_exported_without(
     assert json.loads((out / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
 
 
-def test_a_run_survives_export_and_import(
-    trained: RunFolder, imported: RunFolder, published: Path, cache: Path
-) -> None:
+def test_export_and_import_keep_a_run(trained: RunFolder, imported: RunFolder, published: Path, cache: Path) -> None:
     before, after = (FinishedRun.open(folder.path, cache=cache) for folder in (trained, imported))
     assert after.step == 0
     tokens = after.tokenizer.encode([TEXT])[0].tolist()
@@ -118,9 +112,7 @@ def test_a_run_survives_export_and_import(
     assert facts["files"].keys() == {"config.json", "model.safetensors", "tokenizer.json"}
 
 
-def test_a_probe_and_an_evaluation_read_it_like_a_finished_run(
-    imported: RunFolder, cache: Path, tmp_path: Path
-) -> None:
+def test_a_probe_and_an_evaluation_read_it_like_any_run(imported: RunFolder, cache: Path, tmp_path: Path) -> None:
     runtime = Runtime(device="cpu", cache=str(cache))
     result = probe(imported.path, ["bf16", "mxfp8"], batches=2, runtime=runtime)
     increases = result.rows.query("layer == 'whole'").groupby("recipe")["increase"]
@@ -149,9 +141,7 @@ def test_a_branch_chooses_its_own_seed_and_length(imported: RunFolder, cache: Pa
     assert len(losses) == 2, "each seed reads the data in its own order"
 
 
-def test_importing_again_changes_nothing_and_other_settings_are_another_run(
-    imported: RunFolder, published: Path, cache: Path
-) -> None:
+def test_only_other_settings_make_another_run(imported: RunFolder, published: Path, cache: Path) -> None:
     runs, before = imported.path.parent, (imported.path / "provenance.json").read_bytes()
     again = import_run(str(published), runs, name="renamed", overrides=SETTINGS, cache=cache)
     assert (again.folder.path, again.new) == (imported.path, False)
@@ -209,7 +199,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], tuple[str, ...], tuple[str, .
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_wrong_source_is_one_line_and_no_run(
+def test_a_wrong_source_is_one_line(
     case: str, published: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(published, tmp_path / "source")

@@ -208,11 +208,7 @@ def test_evaluation_is_of_each_split_with_the_operands_and_noise_of_its_step(cac
 
 
 def test_the_samplers_penalty_is_part_of_what_is_minimised(cache: Path, tmp_path: Path) -> None:
-    """Check the norm of the first gradient, which is almost only that of the penalty, and that bit widths then fall.
-
-    The penalty is λ · Σ over layers of mean |b_t − target|. All bit widths b_t start at init, so the gradient of each
-    parameter b_i is then λ (init − target) / (the number of squares in its layer).
-    """
+    """The first gradient is almost only that of the penalty λ · Σ over layers of mean |b_t − target|."""
     penalty = 1e6  # so large that the loss's own gradient is negligible
     asked = ("recipe=gaussws", f"recipe.sampler.penalty={penalty}", "training.steps=6", "observer.window=1")
     folder, _ = train(cache, tmp_path, *asked)

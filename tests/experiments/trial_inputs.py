@@ -100,10 +100,7 @@ def train_until(step: int, cache: Path, runs: Path, *more: str) -> None:
 
 
 def left(folder: Path) -> dict[str, bytes]:
-    """Return, by name, the bytes of the files that are equal each time a trial is run, also if it was interrupted.
-
-    They are the tables, the result and the files of the last checkpoint.
-    """
+    """Return, by name, the bytes of the files that are equal each time a trial is run: tables, result, checkpoint."""
     tables = {path.name: path.read_bytes() for path in folder.glob("precision.parquet")}  # only some trials have it
     newest = _newest(folder)
     shards = {name: (newest.path / name).read_bytes() for name in newest.files}
@@ -190,11 +187,9 @@ def started(
 ) -> ForkServerProcess:
     """Start `fewbits ARGV` in another process and return it.
 
-    output: the file or terminal for stdout and stderr; None: both are closed.
-    environment: variables to set. file_size: limit of the size of written files in bytes.
+    output: the file or terminal for stdout and stderr; None: both are closed. file_size: the limit for written files.
     leads: the process leads a new process group, which the caller must kill. folder: the working directory.
-    forks: a fork server that the command starts is forked from the command's process, which is faster; False: as for
-        users, the fork server imports all modules again.
+    forks: a fork server that the command starts is forked from it; False: as for users, it imports all modules again.
     """
     arguments = (argv, output, environment or {}, file_size, leads, folder, forks)
     process = server().Process(target=_main, args=arguments, daemon=not leads)  # a daemon cannot have children
@@ -203,10 +198,7 @@ def started(
 
 
 def fork_fork_servers() -> None:
-    """Make multiprocessing fork its fork server from this process, which saves the seconds of importing torch.
-
-    The fork server is still a separate process, with the same file descriptors and signal handlers as usual.
-    """
+    """Make multiprocessing fork its fork server from this process, which saves the seconds of importing torch."""
 
     def start(program: bytes, arguments: Sequence[Any], passed: Sequence[int]) -> int:
         code = str(arguments[-1])

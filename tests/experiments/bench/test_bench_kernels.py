@@ -126,9 +126,7 @@ def test_peers_stand_beside_the_cases_they_implement(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.usefixtures("no_compiling")
-def test_a_peer_that_is_absent_is_skipped_with_a_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_absent_peer_is_skipped(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("torchao", "ml_dtypes"):
         monkeypatch.setitem(sys.modules, package, None)
     status, table, _ = bench(capsys, *SMALL, "--only", "e4m3:1x32")
@@ -138,9 +136,7 @@ def test_a_peer_that_is_absent_is_skipped_with_a_line(
     assert "×eager" in table
 
 
-def test_a_peer_that_fails_is_said_in_a_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peer_that_fails_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no C++ compiler\nand a long story")
 
@@ -151,9 +147,7 @@ def test_a_peer_that_fails_is_said_in_a_line(
     assert "×compile" not in table
 
 
-def test_ragged_tensors_are_measured_without_peers_and_with_the_given_threads(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_ragged_tensors_are_measured_without_peers(capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads() + 1
     settings = ("--size", "99", "--runs", "1", "--threads", str(threads), "--only", "e4m3:128x128:gam")
     status, table, _ = bench(capsys, *settings)
@@ -177,9 +171,7 @@ def test_ragged_tensors_are_measured_without_peers_and_with_the_given_threads(
         (["now"], ["now"]),
     ],
 )
-def test_wrong_options_are_one_line_and_status_2(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], named: list[str]
-) -> None:
+def test_wrong_options_are_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], named: list[str]) -> None:
     status, out, err = bench(capsys, *arguments)
     assert status == 2
     assert out == ""
@@ -315,9 +307,7 @@ def test_what_has_no_out_writes_the_same_values_into_touched_memory(case: Case) 
     assert torch.equal(_first(values), _first(public))
 
 
-def test_a_machine_with_more_to_do_than_cores_is_busy(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_more_load_than_cores_is_busy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     for load in (2.0, 6.8):  # the load average includes processes that ended a minute ago
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))

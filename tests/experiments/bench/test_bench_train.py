@@ -76,9 +76,7 @@ def test_memory_that_is_let_go_of_is_counted_no_longer() -> None:
     assert peak_bytes(work, [torch.ones(10)], torch.device("cpu")) == 4 * 1010
 
 
-def test_generators_are_measured_over_shapes_and_kept_for_reports(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_generators_are_measured_over_shapes_and_stored(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert bench(f"{GENERATORS} --store {tmp_path}") == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-2:]] == ["64x96", "32x32"]
     answer = json.loads((tmp_path / "bench" / "generators-cpu.json").read_text())

@@ -47,7 +47,7 @@ def test_processes_that_start_at_once_make_it_once(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"log", "thing", "thing.lock"}
 
 
-def test_on_a_terminal_it_is_said_while_it_is_made(
+def test_a_terminal_shows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "500")

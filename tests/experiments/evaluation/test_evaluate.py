@@ -83,9 +83,7 @@ def test_a_second_call_computes_nothing(run: Path, cache: Path, capsys: pytest.C
     assert cli.main(command(run, cache, "loss", "--unquantized")) == 2
 
 
-def test_the_loss_of_a_text_predicts_every_byte_once(
-    run: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_text_is_predicted_once(run: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "def naïve(x):\n    return x\n" * 7
     (tmp_path / "notes.txt").write_text(text)
     (one,) = printed(run, cache, capsys, "--text", str(tmp_path / "notes.txt"))
@@ -99,7 +97,7 @@ def test_the_loss_of_a_text_predicts_every_byte_once(
     assert other["results"]["texts"]["notes.txt"]["tokens"] == len(text.encode()) + 4
 
 
-def test_texts_of_one_file_name_are_told_apart_by_their_contents(
+def test_equal_file_names_are_told_apart(
     run: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = {"a": "def one():\n    pass\n" * 5, "b": "class Two: ...\r\n" * 9, "c": "def one():\n    pass\n" * 5}
@@ -156,7 +154,7 @@ def test_tasks_of_lm_eval(run: Path, cache: Path, tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_task_is_evaluated_again_after_a_change_of_any_of_its_files(
+def test_a_changed_task_is_evaluated_again(
     run: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = toy_tasks(tmp_path / "tasks")
@@ -170,7 +168,7 @@ def test_a_task_is_evaluated_again_after_a_change_of_any_of_its_files(
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_task_whose_data_cannot_be_downloaded_is_one_line(
+def test_a_failing_download_is_one_line(
     run: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = toy_tasks(tmp_path / "tasks")
@@ -202,7 +200,7 @@ def test_a_run_is_a_model_of_lm_eval(run: Path, cache: Path, tmp_path: Path) -> 
 
 @pytest.mark.deep  # lm-eval's command line reads its 14,000 tasks
 @pytest.mark.usefixtures("offline")
-def test_lm_evals_own_command_line_evaluates_a_run(
+def test_lm_evals_command_evaluates_a_run(
     run: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fewbits import lm_eval

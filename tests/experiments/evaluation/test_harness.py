@@ -66,10 +66,7 @@ def ask(model: Model, method: str, *requests: tuple[Any, ...], **settings: Any) 
 
 
 def likelihood(model: Model, read: Sequence[int], wanted: Sequence[int]) -> tuple[float, bool]:
-    """Return the log-likelihood of the tokens `wanted` after the tokens `read`, and whether they are the greedy ones.
-
-    The model runs one forward pass for each token, without windows and batches.
-    """
+    """Return the log-likelihood of `wanted` after `read`, token by token, and whether these are the greedy tokens."""
     total, greedy = 0.0, True
     for i, token in enumerate(wanted):
         logits = model(torch.tensor([[*read, *wanted[:i]]]))[0, -1]
@@ -227,10 +224,7 @@ def test_a_model_is_left_in_training() -> None:
 
 
 def write_task(folder: Path, name: str, rows: list[dict[str, Any]], examples: int = 0, **settings: Any) -> None:
-    """Write an lm-eval task with these rows, as JSON, which is valid YAML.
-
-    examples: the number of rows at the beginning that are few-shot examples, not questions.
-    """
+    """Write an lm-eval task with these rows, the first of which are few-shot examples, as JSON, which is valid YAML."""
     files = {}
     for split, part in {"train": rows[:examples], "test": rows[examples:]}.items():
         if part:

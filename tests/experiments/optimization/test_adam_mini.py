@@ -37,10 +37,7 @@ def train(optimizer: torch.optim.Optimizer, param: nn.Parameter, grads: list[Ten
 
 
 def by_hand(w: Tensor, grads: list[Tensor], sizes: tuple[int, ...]) -> Tensor:
-    """Return the weights after the updates, computed in float64 by a loop over parts of `sizes` rows.
-
-    Each part has one scalar second moment.
-    """
+    """Return the weights after the updates, in float64, by a loop over parts of `sizes` rows with one second moment."""
     beta1, beta2 = BETAS
     w, bounds = w.double(), torch.tensor((0, *sizes)).cumsum(0).tolist()
     m, v = torch.zeros_like(w), [0.0] * len(sizes)
@@ -76,7 +73,7 @@ def test_where_every_element_is_a_part_it_is_adamw_to_the_bit(shape: tuple[int, 
     ids=["tensor", "head", "neuron", "fused", "uneven"],
 )
 @pytest.mark.parametrize("columns", [(COLS,), (2, 3), ()], ids=["matrix", "convolution", "vector"])
-def test_each_part_has_the_second_moment_of_its_mean_square(
+def test_each_part_has_its_second_moment(
     partition: Partition, sizes: tuple[int, ...], columns: tuple[int, ...]
 ) -> None:
     shape = (ROWS, *columns)

@@ -199,9 +199,7 @@ def test_learning_rates_come_from_the_config_not_from_the_saved_state() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("parent", "arm"), [(False, True), (True, False)])
-def test_a_branch_may_add_or_drop_bit_widths_and_keeps_the_state_of_the_rest(
-    kind: str, parent: bool, arm: bool
-) -> None:
+def test_a_branch_may_add_or_drop_bit_widths_and_keeps_all_other_state(kind: str, parent: bool, arm: bool) -> None:
     model, branched = Model(sampled=parent), Model(sampled=arm)
     optimizer, other = build(kind, model), build(kind, branched)
     train(model, optimizer, range(2))

@@ -5,7 +5,6 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
 from fewbits.experiments.optimization.schedules import KINDS, SHAPES, ScheduleConfig, factor, phases
 from tests.messages import naming
@@ -129,10 +128,3 @@ def test_warm_up_that_does_not_fit_and_updates_outside_the_trial_are_refused() -
         factor(ScheduleConfig(kind="constant", warmup_steps=10), 0, 10)
     with pytest.raises(ValueError, match=r"update 10 of a trial of 10.*0 to 9"):
         factor(ScheduleConfig(), 10, 10)
-
-
-def test_the_config_is_a_structured_config_that_refuses_wrong_types() -> None:
-    config = OmegaConf.merge(OmegaConf.structured(ScheduleConfig), {"kind": "wsd", "decay_fraction": 0.15})
-    assert OmegaConf.to_object(config) == ScheduleConfig(kind="wsd", decay_fraction=0.15)
-    with pytest.raises(Exception, match="warmup_steps"):
-        OmegaConf.merge(OmegaConf.structured(ScheduleConfig), {"warmup_steps": "many"})

@@ -31,9 +31,7 @@ def longer(cache: Path, runs: Path) -> RunFolder:
     return train(cache, runs, *NOISY, "training.steps=12")[0]
 
 
-def test_a_branch_with_its_parents_recipe_goes_on_as_the_parent_would_have(
-    parent: RunFolder, longer: RunFolder, cache: Path, runs: Path
-) -> None:
+def test_a_branch_goes_on_as_its_parent_would(parent: RunFolder, longer: RunFolder, cache: Path, runs: Path) -> None:
     assert metric(parent, "loss") == metric(longer, "loss")[:8]
     branch, result = train(cache, runs, *NOISY, "training.steps=4", f"branch.parent={parent.path}")
     assert result["step"] == 4
@@ -45,27 +43,21 @@ def test_a_branch_with_its_parents_recipe_goes_on_as_the_parent_would_have(
     assert all(torch.equal(here[name], there[name]) for name in of_trial)
 
 
-def test_a_branch_may_start_from_a_kept_checkpoint_by_the_name_of_the_run(
+def test_a_branch_may_start_from_a_kept_checkpoint(
     parent: RunFolder, longer: RunFolder, cache: Path, runs: Path
 ) -> None:
     branch, _ = train(cache, runs, *NOISY, "training.steps=2", f"branch.parent={parent.path.name}", "branch.step=4")
     assert metric(branch, "loss") == metric(longer, "loss")[4:6]
 
 
-def test_a_branch_of_a_branch_goes_on_along_the_line(
-    parent: RunFolder, longer: RunFolder, cache: Path, runs: Path
-) -> None:
+def test_a_branch_of_a_branch_goes_on(parent: RunFolder, longer: RunFolder, cache: Path, runs: Path) -> None:
     first, _ = train(cache, runs, *NOISY, "training.steps=3", f"branch.parent={parent.path}", "branch.step=4")
     second, _ = train(cache, runs, *NOISY, "training.steps=2", f"branch.parent={first.path}")
     assert metric(second, "loss") == metric(longer, "loss")[7:9]
 
 
 def test_a_branch_differs_in_its_recipe_alone(parent: RunFolder, longer: RunFolder, cache: Path, runs: Path) -> None:
-    """Check that a branch with another recipe starts with the parent's weights and data.
-
-    If the branch has no sampler, it drops the parent's bit scales, the parameters from which bit widths are computed.
-    If only the branch has a sampler, the bit scales start at 1.
-    """
+    """A branch without sampler drops the parent's bit scales; if only the branch has a sampler, they start at 1."""
     asked = ("training.steps=2", f"branch.parent={parent.path}")
     high, _ = train(cache, runs, *asked)
     bits = [name for name in tensors(parent.path) if name.endswith("bit_scale")]
@@ -92,9 +84,7 @@ def test_an_interrupted_branch_gives_the_same_bytes(parent: RunFolder, cache: Pa
     assert left(resumed.path) == left(undisturbed.path)
 
 
-def test_a_branch_is_known_by_its_parents_id_and_step_and_not_by_where_it_lies(
-    parent: RunFolder, cache: Path, tmp_path: Path
-) -> None:
+def test_a_branch_is_known_by_its_parents_id_and_step(parent: RunFolder, cache: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(parent.path, tmp_path / "elsewhere")
     folder, by_newest, other_step, none = (
         train(cache, tmp_path / "runs", "training.steps=1", *more)[0]

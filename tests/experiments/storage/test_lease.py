@@ -80,11 +80,7 @@ ROUNDS, CONTENDERS = 60, 6
 
 
 def _contend(root: Path, me: int, barrier: "multiprocessing.synchronize.Barrier") -> None:
-    """Try once in each round to get the lease of the round, and create the file `won-{me}` after a success.
-
-    The barrier makes the processes start each round at the same time, and the winner hold the lease until all processes
-    have tried.
-    """
+    """Try once in each round to get its lease, together with the others, and create `won-{me}` after a success."""
     for number in range(ROUNDS):
         folder = root / str(number)
         barrier.wait(120)
@@ -233,9 +229,7 @@ def test_a_file_system_that_is_away_for_a_moment_ends_no_lease(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("how", ["taken over", "removed"])
-def test_who_has_lost_it_is_told_and_leaves_the_new_holder_alone(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_lease_is_noticed_and_not_removed(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that a holder notices that its lease is removed or taken over, and does not remove the new lease."""
     monkeypatch.setattr(lease, "HEARTBEAT", 0.02)
     with leased(tmp_path) as lost:

@@ -131,10 +131,7 @@ KILLS = 10 if DEEP else 2
 
 
 def test_a_trial_killed_at_random_moments_gives_the_same_bytes(cache: Path, tmp_path: Path) -> None:
-    """Kill a trial several times, also while it writes a checkpoint, and compare its files at the end.
-
-    If the trial ends before it was killed KILLS times, a new one is started.
-    """
+    """Kill a trial several times, also while it writes a checkpoint; if it ends too early, start a new one."""
     runs, output = tmp_path / "killed", tmp_path / "output"
     began = time.monotonic()
     undisturbed, _ = train(cache, tmp_path / "undisturbed", *KILLED)
@@ -199,9 +196,7 @@ def test_a_full_disk_is_said_in_one_line_and_gone_on_from(cache: Path, tmp_path:
 # ------------------------------------------------------------------------------------------------ damage and races
 
 
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
-    undisturbed: RunFolder, cache: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(undisturbed: RunFolder, cache: Path, tmp_path: Path) -> None:
     train_until(8, cache, tmp_path / "runs")
     newest = only_run(tmp_path / "runs") / "checkpoints" / "step-00000006" / "tensors.safetensors"
     content = bytearray(newest.read_bytes())
@@ -213,7 +208,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
     assert left(folder.path) == left(undisturbed.path)
 
 
-def test_where_all_others_are_damaged_a_checkpoint_kept_for_branches_serves(
+def test_a_kept_checkpoint_serves_if_all_others_are_damaged(
     undisturbed: RunFolder, cache: Path, tmp_path: Path
 ) -> None:
     asked = ("runtime.keep_every=4",)
