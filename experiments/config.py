@@ -179,10 +179,7 @@ def recipe_and_settings(overrides: Sequence[str]) -> tuple[Recipe, dict[str, Any
 
 
 def _recipe(data: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
-    """Return the recipe in the section `recipe` of a composed config; it has the name of the chosen one.
-
-    Raise ValueError if a field is invalid, which may be due to a setting of a wrong type, and for misspelt fields.
-    """
+    """Return the recipe in the section `recipe` of a config, under the chosen name; ValueError for invalid fields."""
     settings = _settings(data)
     for key in settings:
         # Only words are compared: a setting such as `dgrad_dy` is like a field, but no misspelling.
@@ -203,10 +200,7 @@ def _settings(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _about_setting(settings: Mapping[str, Any], overrides: Sequence[str]) -> str | None:
-    """Return a message about the first setting whose type differs from that in the recipe's file, or None.
-
-    Only floats, for which an int is accepted, ints and strings are checked.
-    """
+    """Return a message about the first float, int or string setting of another type than in the recipe's file."""
     own = resolved([override for override in overrides if not override.lstrip("+~").startswith("recipe.")])["recipe"]
     for key, value in settings.items():
         kind, actual = type(own.get(key)), type(value)

@@ -97,9 +97,7 @@ def check_device(kind: str) -> None:
         if not torch.cuda.is_available():
             raise ValueError(f"runtime.device cuda: {complaint}; valid values on this machine are auto and cpu")
         if os.environ.get("FEWBITS_BACKEND") != "reference":
-            raise ValueError(
-                f"runtime.device cuda: {complaint}; FEWBITS_BACKEND=reference is slow but needs no kernels"
-            )
+            raise ValueError(f"runtime.device cuda: {complaint}; FEWBITS_BACKEND=reference is slow but works")
 
 
 def check_products(recipe: Recipe, device: torch.device) -> None:

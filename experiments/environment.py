@@ -1,9 +1,7 @@
 """Describe the environment that computes a trial, and compare the environments of runs. No id contains it.
 
-Two environments give the same bits if they have the same values of COMPARED_KEYS: kind of processor or GPU (such as
-`amd-avx2` or `nvidia-h100`), kernel backend, version of torch, and limits, the environment variables that change the
-order of sums, such as MKL_CBWR. Other environments may round sums differently, so trials are compared only if these
-values are the same.
+Two environments give the same bits, and are compared, if they have the same values of COMPARED_KEYS: kind of processor
+or GPU (such as `amd-avx2`), kernel backend, version of torch, and environment variables that change the order of sums.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ running sources; undoing the edit finds the earlier results again. `make numeric
 version if they give the same golden digests, and otherwise under a new version.
 
 The files that compute are those of START, those that they import, directly or indirectly, and the C++ and CUDA sources.
-A change of comments, docstrings, annotations or messages does not change a digest. Each path in numerics.txt has its
-own line, so that git merges the changes of two branches in different files.
+A change of comments, docstrings, annotations or messages does not change a digest.
 """
 
 from __future__ import annotations

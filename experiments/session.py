@@ -1,7 +1,4 @@
-"""Prepare a trial to run: its data, its run folder, its parent, and what reports its progress.
-
-A `Session` is one process's attempt to run a trial, from the start or from a checkpoint. `training.run` makes it.
-"""
+"""Prepare a trial to run: its data, its run folder, its parent, and what reports its progress."""
 
 from __future__ import annotations
 
@@ -39,10 +36,7 @@ class Progress:
 
 
 class Events:
-    """What happens while a trial runs. By default every method does nothing; subclasses report it.
-
-    `begin` and `stopping` are called on every rank, the others on rank 0.
-    """
+    """Subclasses report what happens; `begin` and `stopping` are called on every rank, the others on rank 0."""
 
     def begin(self, folder: RunFolder, identity: Mapping[str, Any]) -> None:
         """Refuse a trial by an exception before anything is written. identity: the values that its id hashes."""

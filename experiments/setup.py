@@ -1,7 +1,4 @@
-"""Check, before a trial starts, that its settings fit together: model and corpus, batch and ranks, recipe and sizes.
-
-If they do not fit, ValueError names the setting to change.
-"""
+"""Check, before a trial starts, that its settings fit together: model and corpus, batch and ranks, recipe and sizes."""
 
 from __future__ import annotations
 
@@ -36,9 +33,7 @@ def check(trial: Trial, ranks: int = 1) -> None:
     """Raise ValueError if the trial's settings do not fit together on this number of ranks."""
     t = trial.training
     if t.batch % (t.micro_batch * ranks):
-        raise ValueError(
-            f"training.batch {t.batch}: {ranks} ranks need a multiple of {ranks * t.micro_batch} sequences"
-        )
+        raise ValueError(f"training.batch {t.batch}: {ranks} ranks need a multiple of {ranks * t.micro_batch}")
     if t.compile and (ranks > 1 or t.recompute):
         raise ValueError("training.compile=true needs one rank and training.recompute=false")
     if trial.model.positions != "none" and t.length > trial.model.context:
@@ -58,10 +53,7 @@ def check(trial: Trial, ranks: int = 1) -> None:
 
 
 def coincidences(trial: Trial, layers: Sequence[BlockLinear]) -> Iterator[str]:
-    """Yield a message for each block of the recipe that covers a whole operand, and so acts like the block `tensor`.
-
-    layers: the linear layers of the trial's model.
-    """
+    """Yield a message for each block of the recipe that covers a whole operand, and so acts like the block `tensor`."""
     recipe = trial.recipe
     kept = keep(recipe, layers, trial.model.layers)
     tokens = trial.training.micro_batch * trial.training.length

@@ -285,10 +285,7 @@ class NumericsProcessor(MetricsProcessor):  # type: ignore[misc]
 def build_metrics_processor(
     job_config: Any, parallel_dims: Any, model_args: Any = None, tag: str | None = None
 ) -> MetricsProcessor:
-    """Return a NumericsProcessor, as torchtitan's function of this name returns its own.
-
-    Raise ValueError if the config names a recipe but not the converter `fewbits`.
-    """
+    """Return a NumericsProcessor; ValueError if the config names a recipe but not the converter `fewbits`."""
     section = getattr(job_config, NAME, None)
     if section is not None and section.recipe and NAME not in job_config.model.converters:
         raise ValueError(f"{NAME}.recipe {section.recipe}: this recipe is not applied; add {NAME} to model.converters")

@@ -89,18 +89,13 @@ def fitted(flavor: str, tokens: int, length: int) -> DecoderConfig:
             raise ValueError(f"training.seq_len {length}: model {config.name} has {config.context} positions")
         config = replace(config, context=length)
     if (enlarged := with_vocab(config, tokens)) is None:
-        raise ValueError(
-            f"the tokenizer has {tokens} tokens, but model {config.name} has a vocabulary of {config.vocab}"
-        )
+        raise ValueError(f"the tokenizer has {tokens} tokens, model {config.name} only a vocabulary of {config.vocab}")
     return enlarged
 
 
 @torch.no_grad()
 def initialise(model: Decoder, buffer_device: torch.device | None = None) -> None:
-    """Fill the parameters, which may be sharded, with the bits that `registry.build` gives for torchtitan's seed.
-
-    Only one unsharded block exists at a time. buffer_device: the device of the rotary angles.
-    """
+    """Fill the parameters, which may be sharded, block by block with `registry.build`'s bits for torchtitan's seed."""
     seed, device = torch.initial_seed() % (1 << 63), model.embed.weight.device
     if model.config.tied:  # torchtitan has allocated new memory for each parameter
         model.head.weight = model.embed.weight

@@ -170,9 +170,11 @@ PAPERS = {
     "gaussws-llama2-134m": ("llama2-134m", 12 * 1 * 8, 2048, 294912e6, (1e-5, 1e-6), "linear", 5000, None),
     "gaussws-llama2-1b": ("llama2-1b", 8 * 1 * 8, 2048, 275251.2e6, (1e-5, 1e-6), "linear", 7000, None),
 }
-GAUSSWS_UPDATES = {"gaussws-gpt2-124m": 600_000, "gaussws-llama2-134m": 1_500_000, "gaussws-llama2-1b": 2_100_000}
-LOCAL_BATCH = {"gaussws-gpt2-124m": 12, "gaussws-llama2-134m": 12, "gaussws-llama2-1b": 8}
-DATA = {"gaussws-gpt2-124m": "openwebtext", "gaussws-llama2-134m": "c4", "gaussws-llama2-1b": "c4"}
+GAUSSWS = {  # updates, sequences of a rank, data
+    "gaussws-gpt2-124m": (600_000, 12, "openwebtext"),
+    "gaussws-llama2-134m": (1_500_000, 12, "c4"),
+    "gaussws-llama2-1b": (2_100_000, 8, "c4"),
+}
 
 
 def test_every_paper_scale_is_in_the_table() -> None:
@@ -195,9 +197,8 @@ def test_a_paper_scale_has_the_papers_hyper_parameters(name: str) -> None:
         assert (schedule.warmup_steps, schedule.warmup_fraction) == (warmup, 0)
     if decay is not None:
         assert schedule.decay_fraction == decay
-    if name in GAUSSWS_UPDATES:
-        assert (t.steps, t.micro_batch) == (GAUSSWS_UPDATES[name], LOCAL_BATCH[name])
-        assert trial.data.kind == DATA[name]
+    if name in GAUSSWS:
+        assert (t.steps, t.micro_batch, trial.data.kind) == GAUSSWS[name]
         assert optimizer.decay_vectors == name.startswith("gaussws-llama2")  # nanoGPT decays only matrices
     if name.startswith("mor"):
         assert trial.observer.window == 6000

@@ -311,13 +311,6 @@ def test_lost_updates_are_those_that_plain_arithmetic_finds() -> None:
         start = before.astype(dtype).astype(np.float32)
         moved = (start + (after - before)).astype(dtype).astype(np.float32)
         want[f"lost_{name}"] = int(((after != before) & (moved == start)).sum())
-        # With s, the distance of neighbouring numbers at the weight: lost updates are at most s / 2, and updates below
-        # s / 4 are lost.
-        step = 2.0 ** (np.frexp(start)[1] - (8 if name == "bf16" else 11))
-        ordinary = (after != before) & (start != 0) & (np.abs(start) >= 2.0**-14)
-        lost, size = moved == start, np.abs(after.astype(np.float64) - before)
-        assert (size[ordinary & lost] <= step[ordinary & lost] / 2).all()
-        assert lost[ordinary & (size < step / 4)].all()
     got = update_counts(torch.from_numpy(before), torch.from_numpy(after), torch.from_numpy(before))
     assert {name: got[name] for name in want} == want
     assert got["lost"] == want["updates"]
