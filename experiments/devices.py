@@ -107,7 +107,7 @@ def check_products(recipe: Recipe, device: torch.device) -> None:
     capability = torch.cuda.get_device_capability(device)
     if capability < FP8_SINCE:
         raise ValueError(
-            f"recipe.execute {recipe.execute}: {torch.cuda.get_device_name(device)} has no FP8 products; set "
+            f"recipe.execute {recipe.execute}: a GPU of compute capability {capability} has no FP8 products; set "
             f"recipe.execute={EMULATE}"
         )
 
