@@ -1,17 +1,22 @@
-"""Test that data in the cache are made once, appear only when complete, and are made again if they are damaged."""
+"""Test that data in the cache are made once, whole, and again if they are damaged; and the synthetic source."""
 
 import os
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable
+from math import log
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fewbits
-from fewbits.experiments.data.corpus import DataConfig
+from fewbits.experiments.data.corpus import Corpus, DataConfig
 from fewbits.experiments.data.folder import open_folder
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import opened_or_made
+from fewbits.experiments.data.synthetic import scaled_probabilities
 
 SOURCE = Path(fewbits.__file__).parents[1]
 SMALL = DataConfig(kind="synthetic", size=5000)
@@ -21,6 +26,7 @@ RACE = """
 import os, sys, time
 from pathlib import Path
 from fewbits.experiments.data.once import opened_or_made
+from fewbits.experiments.data.synthetic import scaled_probabilities
 
 cache = Path(sys.argv[1])
 
@@ -74,19 +80,19 @@ def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {folder.name, f"{folder.name}.lock"}
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "missing", "meta"])
-def test_a_damaged_corpus_is_made_again_and_said(tmp_path: Path, damage: str) -> None:
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "flip": lambda folder: (folder / "train.bin").write_bytes(bytes(5000)),
+    "cut": lambda folder: os.truncate(folder / "train.bin", 100),
+    "missing": lambda folder: (folder / "train.bin").unlink(),
+    "meta": lambda folder: os.truncate(folder / "meta.json", 50),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_corpus_is_made_again_and_said(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     fingerprint = load(SMALL, tmp_path).fingerprint
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    train = folder / "train.bin"
-    if damage == "flip":
-        train.write_bytes(bytes([train.read_bytes()[0] ^ 1]) + train.read_bytes()[1:])
-    elif damage == "cut":
-        os.truncate(train, 100)
-    elif damage == "missing":
-        train.unlink()
-    else:
-        os.truncate(folder / "meta.json", 50)
+    damage(folder)
     with pytest.warns(RuntimeWarning, match="made again"):
         again = load(SMALL, tmp_path)
     assert again.fingerprint == fingerprint
@@ -100,3 +106,62 @@ def test_an_error_while_making_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no space left"):
         opened_or_made(tmp_path / "thing", open_folder, make)
     assert [path.name for path in tmp_path.iterdir()] == ["thing.lock"]
+
+
+# The synthetic source
+
+SIZE = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return load(DataConfig(kind="synthetic", size=SIZE, seed=4), tmp_path_factory.mktemp("synthetic"))
+
+
+def zipf() -> list[float]:
+    weights = [rank**-2.0 for rank in range(1, 257)]
+    return [weight / sum(weights) for weight in weights]
+
+
+def test_the_entropy_is_that_of_the_distribution_drawn_from(corpus: Corpus) -> None:
+    drawn = scaled_probabilities().tolist()
+    assert sum(drawn) == 1 << 32
+    assert all(count > 0 for count in drawn)
+    assert corpus.folder.meta.entropy == pytest.approx(-sum(n / 2**32 * log(n / 2**32) for n in drawn), rel=1e-13)
+    assert corpus.folder.meta.entropy == pytest.approx(-sum(p * log(p) for p in zipf()), rel=1e-6)
+    assert corpus.vocab == 256
+    assert corpus.folder.meta.text_bytes["train"] == corpus.tokens_in("train")
+
+
+def test_every_frequent_context_shows_the_same_probabilities_in_its_own_order(corpus: Corpus) -> None:
+    tokens = corpus.splits["train"].astype(np.int64)
+    pairs = tokens[:-2] * 256 + tokens[1:-1]
+    favourites = set()
+    for pair, count in Counter(pairs.tolist()).most_common(20):
+        following = np.bincount(tokens[2:][pairs == pair], minlength=256)
+        favourites.add(int(following.argmax()))
+        for rank, p in enumerate(zipf()[:4]):
+            share = np.sort(following)[::-1][rank] / count
+            assert abs(share - p) < 5 * (p * (1 - p) / count) ** 0.5, (pair, rank)
+    assert len(favourites) > 5
+
+
+def test_out_of_domain_is_another_language_and_validation_the_same(corpus: Corpus) -> None:
+    def pairs(split: str) -> set[int]:
+        """Return the 30 most frequent pairs of bytes."""
+        tokens = corpus.splits[split].astype(np.int64)
+        return {pair for pair, _ in Counter((tokens[:-1] * 256 + tokens[1:]).tolist()).most_common(30)}
+
+    assert len(pairs("train") & pairs("validation")) > 20
+    assert len(pairs("train") & pairs("ood")) < 10
+    assert not np.array_equal(corpus.splits["train"][:1000], corpus.splits["validation"][:1000])
+
+
+def test_a_seed_is_a_language(corpus: Corpus, tmp_path: Path) -> None:
+    again = load(DataConfig(kind="synthetic", size=SIZE, seed=4), tmp_path)
+    assert again.fingerprint == corpus.fingerprint
+    other = load(DataConfig(kind="synthetic", size=5000), tmp_path)
+    assert not np.array_equal(other.splits["train"], corpus.splits["train"][:5000])
+    assert other.folder.meta.entropy == corpus.folder.meta.entropy
+    longer = load(DataConfig(kind="synthetic", size=9000), tmp_path)
+    assert np.array_equal(longer.splits["train"][:5000], other.splits["train"]), "the size decides only where it stops"
