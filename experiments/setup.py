@@ -33,7 +33,10 @@ def check(trial: Trial, ranks: int = 1) -> None:
     """Raise ValueError if the trial's settings do not fit together on this number of ranks."""
     t = trial.training
     if t.batch % (t.micro_batch * ranks):
-        raise ValueError(f"training.batch {t.batch}: {ranks} ranks need a multiple of {ranks * t.micro_batch}")
+        raise ValueError(
+            f"training.batch {t.batch}: {ranks} ranks of training.micro_batch {t.micro_batch} need a multiple of "
+            f"{ranks * t.micro_batch}"
+        )
     if t.compile and (ranks > 1 or t.recompute):
         raise ValueError("training.compile=true needs one rank and training.recompute=false")
     if trial.model.positions != "none" and t.length > trial.model.context:
