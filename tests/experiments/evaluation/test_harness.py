@@ -127,7 +127,7 @@ REQUESTS = [  # a context, a continuation, and the texts that the model reads an
 
 def test_what_is_read_and_what_is_predicted() -> None:
     model = Recurrent()
-    found = ask(model, "loglikelihood", *[request for *request, _, _ in REQUESTS])
+    found = ask(model, "loglikelihood", *[(context, after) for context, after, _, _ in REQUESTS])
     same(found, [likelihood(model, encode(read), encode(wanted)) for _, _, read, wanted in REQUESTS])
     assert found[0] == found[4]
     same(ask(model, "loglikelihood", ("", "begins"), end=END), [likelihood(model, [END], encode("begins"))])
