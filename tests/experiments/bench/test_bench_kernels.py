@@ -262,7 +262,7 @@ def test_the_bytes_a_perfect_kernel_moves_beside_those_of_the_copy(case: Case, t
 def test_a_share_is_printed_with_its_range_and_what_memory_allows(capsys: pytest.CaptureFixture[str]) -> None:
     facts = dict.fromkeys(("device", "fewbits", "backend", "torch", "python", "compiler", "load"), "?")
     entry = Measured("made up", Ratio(0.6, 0.3, 1.2), 0.8, 1e10, {"into": [2e-6, 1e-6, 3e-6]})
-    bench = Bench(facts, "cpu", "bfloat16", 8192, 8192, 7, [entry])
+    bench = Bench({**facts}, "cpu", "bfloat16", 8192, 8192, 7, [entry])
     show(bench)
     table = re.sub(r" +", " ", capsys.readouterr().out)
     assert "made up 60 30–120 80 75" in table
