@@ -17,8 +17,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
@@ -67,7 +67,11 @@ def ray_head(nodes: Sequence[Mapping[str, str]] = ()) -> Iterator[Head]:
         with (folder / "log").open("wb") as log:
             starting = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         head = Head(f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{gcs}", token_file)
-        wait_until(lambda: is_up(head, folder / "log"), starting, folder / "log")
+        give_up = time.monotonic() + PATIENCE
+        while not is_up(head, folder / "log"):
+            if time.monotonic() > give_up or starting.poll() is not None:
+                raise RuntimeError(f"Ray's head did not start:\n{(folder / 'log').read_text()}")
+            time.sleep(0.1)
         ended = Event()
         worker = [ray(), "start", "--block", f"--address=127.0.0.1:{gcs}", "--num-cpus=1", "--num-gpus=1", *of_each]
         worker += ["--disable-usage-stats"]
@@ -110,15 +114,6 @@ def _join(command: list[str], environment: Mapping[str, str], log: Path, ended: 
                 return
 
 
-def wait_until(up: Callable[[], bool], starting: "subprocess.Popen[bytes]", log: Path) -> None:
-    give_up = time.monotonic() + PATIENCE
-    while time.monotonic() < give_up and starting.poll() is None:
-        if up():
-            return
-        time.sleep(0.1)
-    raise RuntimeError(f"Ray's head did not start:\n{log.read_text()}")
-
-
 def is_up(head: Head, log: Path) -> bool:
     """Tell whether the head has started and its dashboard answers with status 401 (a token is required)."""
     if b"Ray runtime started" not in log.read_bytes():
@@ -133,34 +128,21 @@ def is_up(head: Head, log: Path) -> bool:
 
 
 @contextmanager
-def one_cluster_at_a_time() -> Iterator[None]:
-    """Hold a lock of all test processes of this machine while the `with` block runs.
-
-    Clusters that start at the same time on two cores would exceed Ray's time limits.
-    """
-    with Path(tempfile.gettempdir(), "cluster-of-fewbits-tests.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-@contextmanager
 def marked_environment() -> Iterator[dict[str, str]]:
     """Yield environment variables: a new MARK, none of Ray's (RAY_…), and this Python's folder first on PATH.
 
-    At the end, all processes that were started with these variables are killed.
+    At the end, all processes that were started with these variables are killed. The `with` block holds a lock of all
+    test processes of this machine: clusters that start at the same time on two cores would exceed Ray's time limits.
     """
-    with one_cluster_at_a_time():
-        yield from _marked_environment()
-
-
-def _marked_environment() -> Iterator[dict[str, str]]:
     mark = secrets.token_hex(16)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    try:
-        yield kept | AT_NORMAL_PRIORITY | {"PATH": path, MARK: mark}
-    finally:
-        kill_all(f"{MARK}={mark}".encode())
+    with Path(tempfile.gettempdir(), "cluster-of-fewbits-tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield kept | AT_NORMAL_PRIORITY | {"PATH": path, MARK: mark}
+        finally:
+            kill_all(f"{MARK}={mark}".encode())
 
 
 def kill_all(mark: bytes) -> None:
@@ -169,21 +151,14 @@ def kill_all(mark: bytes) -> None:
         if time.monotonic() > give_up:
             raise RuntimeError(f"these processes are still alive although SIGKILL was sent to them: {found}")
         for process in found:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-            if _is_child(process):
-                os.waitpid(process, 0)
         time.sleep(0.05)
 
 
 def marked(mark: bytes) -> list[int]:
-    return [process for process in processes() if mark in _environment_of(process)]
-
-
-def processes() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    processes = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return [process for process in processes if mark in _environment_of(process)]
 
 
 def _environment_of(process: int) -> list[bytes]:
@@ -191,14 +166,6 @@ def _environment_of(process: int) -> list[bytes]:
         return Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
     except OSError:  # the process has ended, or belongs to another user
         return []
-
-
-def _is_child(process: int) -> bool:
-    try:
-        status = Path(f"/proc/{process}/status").read_text()
-    except OSError:
-        return False
-    return f"\nPPid:\t{os.getpid()}\n" in status
 
 
 @contextmanager
@@ -212,14 +179,9 @@ def short_folder() -> Iterator[Path]:
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
+    with ExitStack() as stack:  # all sockets are open at the same time, so that their ports differ
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def ray() -> str:

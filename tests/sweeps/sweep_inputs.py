@@ -1,17 +1,17 @@
 """Provide tiny sweeps for tests: sweep files, plans, commands in their own processes, and functions to read results."""
 
 import atexit
-import json
 import os
+import random
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pandas as pd
 import yaml
 
 from fewbits.experiments.storage.run_folder import RunFolder
@@ -148,16 +148,26 @@ def running(plan: Plan) -> list[RunFolder]:
     return [folder for folder in folders(plan) if holder_of(folder) is not None]
 
 
-def kill_worker(folder: RunFolder) -> bool:
-    """Kill the worker process of a trial; return False if there was none."""
-    pid = holder_of(folder)
-    if pid is None:
-        return False
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return False
-    return True
+def send(process: int, number: signal.Signals) -> bool:
+    """Send a signal to a process; return False if the process does not exist any more."""
+    with suppress(ProcessLookupError):
+        os.kill(process, number)
+        return True
+    return False
+
+
+def kill_workers(command: Command, plan: Plan, count: int, interval: float = 0.01) -> None:
+    """Kill workers at random times after their first steps; after each, wait until its trial is trained again."""
+    killed = set[int]()  # by process id, since a zombie may be killed twice but counts once
+    while len(killed) < count:
+        command.until(lambda: any(map(steps_done, running(plan))), interval)
+        time.sleep(random.uniform(0, 0.5))
+        if at := [folder for folder in running(plan) if steps_done(folder)]:
+            hit = random.choice(at)
+            pid, before = holder_of(hit), attempts(hit)
+            if pid is not None and send(pid, signal.SIGKILL) and hit.result() is None:
+                killed.add(pid)
+                command.until(lambda: attempts(hit) > before, interval)  # noqa: B023, called at once
 
 
 def steps_done(folder: RunFolder) -> int:
@@ -197,11 +207,3 @@ def trained_twice(folder: RunFolder) -> list[int]:
         found += [step for step in steps if step <= saved]
         before = max([before, *steps])
     return found
-
-
-def metrics(folder: RunFolder) -> pd.DataFrame:
-    return pd.read_parquet(folder.path / "metrics.parquet")
-
-
-def json_of(path: Path) -> Any:
-    return json.loads(path.read_text())

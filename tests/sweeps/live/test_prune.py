@@ -120,35 +120,25 @@ def test_no_run_goes_while_a_plan_cannot_be_read(
     assert found(store, capsys, "stale")
 
 
-def test_the_last_intact_checkpoint_stays(
+def test_the_last_intact_checkpoint_and_runs_that_cannot_be_read_stay(
     undisturbed: Undisturbed, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one, other = folders(planned(undisturbed.file, f"runtime.runs={store}"))[:2]
+    one, other, unreadable = folders(planned(undisturbed.file, f"runtime.runs={store}"))[:3]
     *_, before, newest = checkpoints.steps(one.checkpoints).values()
     (newest / checkpoints.TENSORS).write_bytes(b"damaged")
     (other.path / "result.json").write_text("{")
+    (unreadable.path / "provenance.json").write_text("{")
     capsys.readouterr()
     assert cli.main(["prune", "checkpoints", "--delete", "--runs", str(store), "--json"]) == 0
     printed = capsys.readouterr()
     removed = {Path(row["path"]).parents[1].name for row in json.loads(printed.out)}
     assert one.path.name not in removed
     assert other.path.name not in removed, "a damaged result does not count as the end"
-    assert len(removed) == 6
+    assert unreadable.path.name not in removed
+    assert len(removed) == 5
     assert one.checkpoint().path == before
     assert names(printed.err, str(newest / checkpoints.TENSORS), str(before))
-
-
-def test_a_run_that_cannot_be_read_is_named_and_left_alone(
-    undisturbed: Undisturbed, store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    damaged = folders(planned(undisturbed.file, f"runtime.runs={store}"))[0].path / "provenance.json"
-    damaged.write_text("{")
-    capsys.readouterr()
-    assert cli.main(["prune", "checkpoints", "--delete", "--runs", str(store), "--json"]) == 0
-    printed = capsys.readouterr()
-    assert {Path(row["path"]).parents[1].name for row in json.loads(printed.out)}.isdisjoint({damaged.parent.name})
-    assert len(json.loads(printed.out)) == 7
-    assert names(printed.err, str(damaged))
+    assert names(printed.err, str(unreadable.path / "provenance.json"))
 
 
 def age(folder: RunFolder) -> None:

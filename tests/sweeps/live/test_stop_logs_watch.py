@@ -36,9 +36,7 @@ def test_a_stopped_trial_ends_at_a_checkpoint_and_the_sweep_goes_on(
 
     assert cli.main(["status", str(long.path), "--lines", "1"]) == 0
     assert names(capsys.readouterr().out, "step")
-    terminal = Terminal()
-
-    seen: list[str] = []
+    terminal, seen = Terminal(), list[str]()
 
     def look(_: float) -> None:
         seen.extend(terminal.screen)

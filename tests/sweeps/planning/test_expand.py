@@ -55,9 +55,8 @@ def test_later_words_win_so_that_hydra_sees_each_key_once() -> None:
         seeds=(7,),
     )
     (cell,) = expand(sweep, ("training.steps=5", "observer.every=1"))
-    assert cell.overrides == (
-        *("recipe=mor/block", "data=python", "training.steps=5", "optimizer.lr=4", "seed=7", "observer.every=1"),
-    )
+    expected = "recipe=mor/block data=python training.steps=5 optimizer.lr=4 seed=7 observer.every=1"
+    assert cell.overrides == (*expected.split(),)
     (cell,) = expand(sweep)
     assert "training.steps=3" in cell.overrides
 
@@ -70,19 +69,10 @@ def test_a_bundle_is_called_by_its_name_and_brings_its_words() -> None:
     assert (large.axes, large.overrides) == ((("data", "large"),), ("data=torch", "seed=0"))
 
 
-def test_an_arm_without_axes_is_a_baseline_that_is_there_once() -> None:
-    sweep = Sweep("s", arms={"base": Arm(axes=()), "x": Arm()}, axes={"a": [1, 2, 3]})
-    assert places(expand(sweep)) == ["arm=base seed=0", *(f"arm=x a={a} seed=0" for a in (1, 2, 3))]
-
-
 def test_an_arm_may_have_one_of_the_axes_that_are_zipped() -> None:
     sweep = Sweep("s", arms={"x": Arm(axes=("b",)), "y": Arm()}, zipped=({"a": [1, 2], "b": [3, 4]},))
-    assert places(expand(sweep)) == [
-        "arm=x b=3 seed=0",
-        "arm=x b=4 seed=0",
-        "arm=y a=1 b=3 seed=0",
-        "arm=y a=2 b=4 seed=0",
-    ]
+    ours, theirs = ["arm=x b=3 seed=0", "arm=x b=4 seed=0"], ["arm=y a=1 b=3 seed=0", "arm=y a=2 b=4 seed=0"]
+    assert places(expand(sweep)) == ours + theirs
 
 
 def test_exclusions_take_out_the_cells_that_they_match_entirely() -> None:
@@ -143,11 +133,7 @@ def test_a_branch_has_the_parent_of_its_own_seed_and_axes() -> None:
 @pytest.mark.parametrize(
     ("arms", "more", "message"),
     [
-        (
-            {"t": Arm(), "x": Arm(parent="t", axes=())},
-            {},
-            "arm x starts from arm t, which has axes that arm x does not have: a",
-        ),
+        ({"t": Arm(), "x": Arm(parent="t", axes=())}, {}, "arm x .* arm t, which has axes that arm x does not have: a"),
         ({"t": Arm(scales=("gpu",)), "x": Arm(parent="t")}, {}, "arm t, which is not trained at scale smoke"),
         ({"t": Arm(), "x": Arm(parent="t")}, {"exclude": ({"arm": "t", "a": 1},)}, "which is excluded .*'a': '1'"),
         ({"x": Arm(parent="y"), "y": Arm(parent="x")}, {}, "arms x, y .*a cycle"),

@@ -29,19 +29,14 @@ def test_mors_own_runs_are_listed_with_what_the_paper_states_and_what_is_assumed
         found[cells["sweep"], cells["place"]] = cells
     block = found["partitions", "arm=block configuration=2"]
     assert block["model"] == "nemotron3-8b, 8.54 B"
-    assert (block["tokens"], block["batch"], block["schedule"]) == ("1.000 T", "1,536", "cosine"), (
-        "the values that the paper states"
-    )
-    assert (block["length"], block["learning rate"], block["warm-up"]) == (
-        f"4,096{MARK}",
-        f"0.0003{MARK}",
-        f"2,000{MARK}",
-    )
+    stated = [block[name] for name in ("tokens", "batch", "schedule")]
+    assert stated == ["1.000 T", "1,536", "cosine"], "the values that the paper states"
+    assumed = [block[name] for name in ("length", "learning rate", "warm-up")]
+    assert assumed == [f"{value}{MARK}" for value in ("4,096", "0.0003", "2,000")]
     assert block["operands"] == "e4m3:128x128:gam @ error<0.045 | bf16"
     assert found["partitions", "arm=block configuration=1"]["batch"] == "1,024"
-    assert all(float(cells["FLOPs"]) == pytest.approx(5.14e22, rel=0.01) for cells in found.values()), (
-        "about 6 · 8.54 B · 1 T"
-    )
+    work = {float(cells["FLOPs"]) for cells in found.values()}
+    assert all(each == pytest.approx(5.14e22, rel=0.01) for each in work), "about 6 · 8.54 B · 1 T"
     tables = {"bf16", "block", "tensor", "channel", "block-64", "threshold-5", "amax", "e8m0", "two-way", "three-way"}
     assert tables <= {place.split()[0].removeprefix("arm=") for _, place in found}
     assert any(row.startswith(f"{MARK} assumed") for row in rows)
@@ -106,9 +101,8 @@ def test_a_study_on_a_gpu_says_what_each_arm_takes_before_its_data_are_there(
         assert 0 < float(row["epochs"]) < 1, "no trial reads its text more than once"
         assert row["trials"].endswith("3 seeds")
         assert re.fullmatch(r"\d+:\d\d(:\d\d)?", row["time each"]), "each trial takes less than a day"
-        assert ("in " in row["total time"]) == (row["disk"] == "-"), (
-            "trials that another row counts add no time and no disk space"
-        )
+        # Trials that another row counts add no time and no disk space.
+        assert ("in " in row["total time"]) == (row["disk"] == "-")
     assert any(row["with trunk's"] != "-" for row in rows) == (study != "mor")
     days = re.search(r"^about (\d) days \d+ h, 1 at a time, .*assumed", text, re.MULTILINE)
     assert days
@@ -139,18 +133,21 @@ def test_more_epochs_than_allowed_are_refused_before_the_data_are_there(capsys: 
     assert refusal.strip().endswith("data.repeat=5")
 
 
-def test_running_without_the_data_is_still_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((), "no folder data/nemotron-4-sample"), (("training.steps=-1", "--dry-run"), "training.steps")],
+)
+def test_without_the_data_running_is_refused_and_mistakes_are_named(
+    arguments: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["sweep", *PAPER]) == 2
-    assert "no folder data/nemotron-4-sample" in capsys.readouterr().err
+    assert cli.main(["sweep", *PAPER, *arguments]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_data_that_every_machine_has_are_not_missing() -> None:
     assert not missing_data(plan(*load_sweeps(("study=mor", "scale=smoke")), with_data=False))
-
-
-def test_a_mistake_is_told_although_the_data_are_missing_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["sweep", *PAPER, "training.steps=-1", "--dry-run"]) == 2
-    assert "training.steps" in capsys.readouterr().err

@@ -1,16 +1,20 @@
-"""Test plans: all ids are computed before any trial has run, and training then uses exactly these ids."""
+"""Test plans: ids are computed before any trial has run, as training uses them; limits of data and machines hold."""
 
 import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fewbits import cli
+from fewbits.experiments.data.folder import Meta, write_folder
+from fewbits.experiments.data.web_text import COLLECTIONS
 from fewbits.sweeps.planning.cost import disk
 from fewbits.sweeps.planning.plan import Plan, Planned, plan
-from fewbits.sweeps.planning.studies import load_sweeps
+from fewbits.sweeps.planning.studies import STUDIES, load_sweeps
 from tests.experiments.trial_inputs import MOR, train
+from tests.messages import names
 from tests.sweeps.sweep_inputs import planned, tiny, tiny_file
 
 ARMS = {
@@ -31,9 +35,7 @@ def test_a_planned_trial_is_the_one_that_train_runs(cache: Path, tmp_path: Path)
 
     The recipe's file has interpolations, which are resolved in both cases.
     """
-    file = tiny_file(
-        tmp_path, cache, {"arms": {"x": {"overrides": ["recipe=nvfp4", "recipe.weights=1x16"]}}, "seeds": [3]}
-    )
+    file = tiny_file(tmp_path, cache, {"overrides": ["recipe=nvfp4", "recipe.weights=1x16"], "seeds": [3]})
     found = planned(file, f"runtime.runs={tmp_path / 'runs'}", "training.steps=1")
     overrides = found.members[0].cell.overrides
     assert cli.main(["train", *overrides]) == 0
@@ -97,10 +99,12 @@ def test_at_is_a_part_of_the_parents_steps_or_a_step(cache: Path, tmp_path: Path
 
 
 def test_what_runs_it_is_no_part_of_an_id_but_ranks_are(cache: Path, tmp_path: Path) -> None:
-    """Check that requested resources do not change a trial's id, but that ranks and threads do."""
+    """Check that requested resources and allowed epochs do not change a trial's id, but that ranks and threads do."""
     file = tiny_file(tmp_path, cache, {})
     (first,) = planned(file).trials
-    assert [first] == list(planned(file, "resources={cpus:2,attempts:9}", "runtime.keep_every=2").trials)
+    assert [first] == list(
+        planned(file, "resources={cpus:2,attempts:9}", "runtime.keep_every=2", "data.repeat=9").trials
+    )
     assert [first] != list(planned(file, "resources.ranks=1", "runtime.threads=2").trials)
     assert [first] != list(planned(file, "resources.ranks=2", "training.batch=8").trials)
 
@@ -125,10 +129,7 @@ def test_planning_writes_nothing(cache: Path, tmp_path: Path) -> None:
         ({"axes": {"training.steps": ["many"]}}, r"training\.steps: int is expected, not 'many'"),
         ({"resources": {"ranks": 3}}, r"training\.batch 4: 3 ranks of training\.micro_batch 4 need a multiple of 12"),
         ({"overrides": ["evaluation.windows=100000"]}, r"evaluation\.windows: "),
-        (
-            {"arms": {"t": {}, "b": {"parent": "t", "at": 9}}},
-            r"sweep tiny, arm b, seed 0: at 9\.0: .*parent, 1 to 8",
-        ),
+        ({"arms": {"t": {}, "b": {"parent": "t", "at": 9}}}, r"sweep tiny, arm b, seed 0: at 9\.0: .*parent, 1 to 8"),
         ({"scales": ["gpu"]}, "nothing to run: no trial belongs to sweep tiny at scale smoke"),
         ({"exclude": [{"seed": 0}]}, "nothing to run"),
     ],
@@ -145,9 +146,8 @@ def test_a_trial_that_could_not_be_is_refused_by_its_place(
 
 def test_sweeps_planned_together_share_trials_and_what_they_keep(cache: Path, tmp_path: Path) -> None:
     plain = tiny_file(tmp_path, cache, {"overrides": ["recipe=bf16"]}, "plain")
-    branched = tiny_file(
-        tmp_path, cache, {"arms": {"t": {}, "b": {"parent": "t", "at": 4, "overrides": ["recipe=nvfp4"]}}}, "branched"
-    )
+    arms = {"t": {}, "b": {"parent": "t", "at": 4, "overrides": ["recipe=nvfp4"]}}
+    branched = tiny_file(tmp_path, cache, {"arms": arms}, "branched")
     sweeps = [load_sweeps([str(path)])[0][0] for path in (plain, branched)]
     both = plan(sweeps)
     assert [member.cell.sweep for member in both.members] == ["plain", "branched", "branched"]
@@ -158,9 +158,13 @@ def test_sweeps_planned_together_share_trials_and_what_they_keep(cache: Path, tm
 def test_what_this_machine_never_has_room_for_is_refused(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tiny_file(tmp_path, cache, {"resources": {"gpus": 99}})
-    assert cli.main(["sweep", str(file), "--runs", str(tmp_path / "runs"), "--backend", "local"]) == 2
-    assert "99 GPUs, 1 CPU), but this machine has" in capsys.readouterr().err
+    for resources, expected in (
+        ({"gpus": 99}, "(99 GPUs, 1 CPU), but this machine has"),
+        ({"cpus": 500}, "asks for 1 × (500 CPUs)"),
+    ):
+        file = tiny_file(tmp_path, cache, {"resources": resources})
+        assert cli.main(["sweep", str(file), "--runs", str(tmp_path / "runs"), "--backend", "local"]) == 2
+        assert expected in capsys.readouterr().err
     (tmp_path / "taken").write_text("")
     assert cli.main(["sweep", str(file), "--runs", str(tmp_path / "taken"), "--backend", "local"]) == 2
     assert "cannot be written" in capsys.readouterr().err
@@ -178,3 +182,73 @@ def test_probes_of_a_trunk_are_planned_with_its_checkpoints_and_keep_none(cache:
     assert (middle.parent, end.parent) == (trunk.id, trunk.id)
     assert middle.id != end.id
     assert (disk([middle, end]), disk([trunk]) > 0) == (0, True)
+
+
+# ------------------------------------------------------------------------------------------------ data
+
+LINE: dict[str, Any] = {  # a trunk and its branch; an epoch of the data has 8 steps
+    "overrides": ["data.kind=synthetic", "data.size=2048", "data.repeat=4", "training.batch=4", "training.length=64"],
+    "arms": {
+        "trunk": {"overrides": ["recipe=bf16", "training.steps=24"]},
+        "branch": {"overrides": ["recipe=nvfp4", "training.steps=16"], "parent": "trunk", "at": 16},
+    },
+}
+
+
+def test_trials_that_read_their_data_more_than_four_times_are_refused(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trunk and its branch may read their data four times together, the limit; one step more is refused.
+
+    The branch starts at step 16 of its trunk and trains 16 steps; the data of these 32 steps are four epochs.
+    """
+    arguments = ["sweep", str(tiny_file(tmp_path, cache, LINE)), "--runs", str(tmp_path / "runs")]
+    assert cli.main([*arguments, "--dry-run"]) == 0
+    branch = {**LINE["arms"]["branch"], "at": 17}
+    tiny_file(tmp_path, cache, LINE | {"arms": LINE["arms"] | {"branch": branch}})
+    for mode in ([], ["--dry-run"]):
+        capsys.readouterr()
+        assert cli.main([*arguments, *mode]) == 2
+        refusal = capsys.readouterr().err
+        assert names(refusal, "arm branch", "seed 0", "8,448", "4,352", "4.1 epochs", "2,048")
+        assert refusal.strip().endswith("data.repeat=5")
+    assert not (tmp_path / "runs").exists()
+    assert cli.main([*arguments, "--dry-run", "data.repeat=5"]) == 0
+
+
+def test_a_grid_of_train_is_a_plan_too(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    overrides = ["data.kind=synthetic", "data.size=2048", "training.steps=200", f"runtime.cache={cache}", "seed=0,1"]
+    assert cli.main(["train", "--multirun", *overrides, "--backend", "local"]) == 2
+    assert "data.repeat allows 4" in capsys.readouterr().err
+
+
+def test_a_trial_by_itself_may_overfit(cache: Path, tmp_path: Path) -> None:
+    """Check that `fewbits train`, unlike a sweep, trains more epochs than `data.repeat` allows."""
+    overrides = tiny(cache, *LINE["overrides"], "data.repeat=1", "training.steps=33", f"runtime.runs={tmp_path}")
+    assert cli.main(["train", *overrides]) == 0
+
+
+SPLITS = {"train": 1 << 20, "validation": 2 << 20, "ood": 120_000}
+ON_GPUS = [study.name for study in STUDIES.values() if "gpu" in study.scales]
+
+
+@pytest.mark.parametrize(
+    "study", [pytest.param(name, marks=() if name == "gaussws" else pytest.mark.deep) for name in ON_GPUS]
+)
+def test_a_study_on_a_gpu_can_be_planned_where_its_data_are(study: str, cache: Path, tmp_path: Path) -> None:
+    """A study at scale gpu can be planned on a machine without a GPU. Small random token folders replace the data."""
+    generator = np.random.default_rng(0)
+    for name, vocab in (("openwebtext", 50257), ("c4", 32000), ("c4-nemotron", 131072)):
+        dtype = "uint32" if vocab > 1 << 16 else "uint16"
+        splits = {split: generator.integers(0, 40, size) for split, size in SPLITS.items()}
+        (tmp_path / name).mkdir()
+        write_folder(tmp_path / name, splits, Meta(dtype, vocab, 0))
+    chosen = (f"study={study}", "scale=gpu", "seeds=[0]")
+    sweeps, extra = load_sweeps((*chosen, f"runtime.cache={tmp_path}", f"runtime.runs={tmp_path / 'r'}"))
+    with pytest.raises(ValueError, match=r"data\.repeat"):
+        plan(sweeps, extra)
+    found = plan(sweeps, (*extra, "data.repeat=1000000"))
+    assert {one.trial.data.kind for one in found.trials.values()} <= set(COLLECTIONS)

@@ -12,17 +12,9 @@ import yaml
 from fewbits import cli
 from fewbits.commands.sweep import in_store
 from fewbits.experiments.identity import trial_id
+from fewbits.sweeps.planning import stored_plans as plans
 from fewbits.sweeps.planning.plan import Member, Plan
-from fewbits.sweeps.planning.stored_plans import (
-    FOLDER,
-    UnusablePlan,
-    changes,
-    find_plan,
-    load_plan,
-    save_plan,
-    selection,
-    stored_plans,
-)
+from fewbits.sweeps.planning.stored_plans import UnusablePlan, changes, find_plan, load_plan, save_plan, selection
 from tests.messages import names
 from tests.sweeps.sweep_inputs import FAMILY, planned, tiny_file
 
@@ -79,34 +71,23 @@ def test_paths_follow_the_store_to_where_it_is_mounted(stored: Stored, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "equal"),
+    ("overrides", "other", "equal"),
     [
-        (("study=mor", "scale=cpu", "seeds=[0,1]"), ("seeds=[0,1]", "study=mor", "scale=cpu")),
-        (("study=mor", "scale=smoke"), ("study=mor",)),
-        (("study=mor", "runtime.runs=/a"), ("study=mor", 'runtime.runs="/b c"', "runtime.cache=/d")),
-        (("study=mor", "optimizer.lr=1", "optimizer.lr=2"), ("optimizer.lr=2", "study=mor")),
-        (("a/b/my.yaml",), ("my.yaml",)),
-        (("file=a/my.yaml",), ("my.yaml",)),
+        ("study=mor scale=cpu seeds=[0,1]", "seeds=[0,1] study=mor scale=cpu", True),
+        ("study=mor scale=smoke", "study=mor", True),
+        ("study=mor runtime.runs=/a", "study=mor runtime.runs=/b runtime.cache=/d", True),
+        ("study=mor optimizer.lr=1 optimizer.lr=2", "optimizer.lr=2 study=mor", True),
+        ("a/b/my.yaml", "my.yaml", True),
+        ("file=a/my.yaml", "my.yaml", True),
+        ("study=mor", "study=mor scale=cpu", False),
+        ("my.yaml", "my.yaml scale=smoke", False),
+        ("study=mor", "study=mor sweep=tables", False),
+        ("study=mor seeds=[0,1]", "study=mor seeds=[1,0]", False),
+        ("my.yaml", "your.yaml", False),
     ],
 )
-def test_overrides_are_one_selection_whatever_their_order_and_places(
-    overrides: tuple[str, ...], equal: tuple[str, ...]
-) -> None:
-    assert selection(overrides) == selection(equal)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "other"),
-    [
-        (("study=mor",), ("study=mor", "scale=cpu")),
-        (("my.yaml",), ("my.yaml", "scale=smoke")),
-        (("study=mor",), ("study=mor", "sweep=tables")),
-        (("study=mor", "seeds=[0,1]"), ("study=mor", "seeds=[1,0]")),
-        (("my.yaml",), ("your.yaml",)),
-    ],
-)
-def test_other_overrides_are_another_selection(overrides: tuple[str, ...], other: tuple[str, ...]) -> None:
-    assert selection(overrides) != selection(other)
+def test_overrides_are_one_selection_whatever_their_order_and_places(overrides: str, other: str, equal: bool) -> None:
+    assert (selection(overrides.split()) == selection(other.split())) == equal
 
 
 def test_sweeps_of_other_seeds_have_a_plan_each(stored: Stored, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,7 +110,7 @@ def test_a_damaged_plan_is_told_in_a_line_and_sweep_writes_a_new_one(
     stored.path.write_text(json.dumps(content) if key else "{")
     with pytest.raises(UnusablePlan, match="is damaged"):
         load_plan(stored.runs, stored.overrides)
-    assert list(stored_plans(stored.runs)) == []
+    assert list(plans.stored_plans(stored.runs)) == []
     assert cli.main(["status", str(stored.file), "--runs", str(stored.runs)]) == 0
     err = capsys.readouterr().err
     assert err.count("\n") == 1
@@ -179,4 +160,4 @@ def test_reading_writes_nothing(stored: Stored, capsys: pytest.CaptureFixture[st
     assert cli.main(["status", *stored.overrides, "seeds=[3]"]) == 0
     assert names(capsys.readouterr().err, "no plan", "`fewbits sweep family.yaml seeds=[3]`")
     assert {path: path.stat().st_mtime_ns for path in stored.runs.rglob("*")} == before
-    assert {path.name for path in before} == {FOLDER, stored.path.name}
+    assert {path.name for path in before} == {plans.FOLDER, stored.path.name}

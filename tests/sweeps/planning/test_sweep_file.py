@@ -3,8 +3,8 @@
 Each mistake gives a message of one line with the wrong value and the valid choices.
 """
 
+import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -105,9 +105,6 @@ def test_interpolations_read_other_keys_of_the_file(tmp_path: Path) -> None:
     assert sweep.about == "cpu of mine"
     assert sweep.overrides == ("data.size=0",)
     assert sweep.size == ("scale=cpu",)
-
-
-def test_an_interpolation_that_reads_nothing_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"one\.yaml: .*nothing"):
         loaded(tmp_path, "about: ${nothing}")
 
@@ -158,11 +155,11 @@ def test_a_scale_beside_the_file_says_how_big_things_are(scaled: Path) -> None:
     (cpu,), _ = load_sweeps([str(scaled), "scale=smoke", "scale=cpu"])
     assert (smoke.scale, smoke.size, smoke.seeds) == ("smoke", ("training.steps=3",), (0,))
     assert (cpu.scale, cpu.size, cpu.seeds, cpu.overrides) == ("cpu", (), (0, 1), ("data=python",))
-
-
-def test_the_command_line_wins_over_the_scale(scaled: Path) -> None:
-    (sweep,), _ = load_sweeps([str(scaled), "scale=cpu", "seeds=[9]"])
-    assert sweep.seeds == (9,)
+    scaled.write_text("scale: cpu")
+    assert load_sweeps([str(scaled)])[0][0].seeds == (0, 1)
+    assert load_sweeps([str(scaled), "scale=smoke"])[0][0].seeds == (0,)
+    with pytest.raises(ValueError, match=r"scale 'huge'.*cpu, smoke"):
+        load_sweeps([str(scaled), "scale=huge"])
 
 
 def test_a_scale_may_give_single_sweeps_other_seeds(scaled: Path) -> None:
@@ -183,50 +180,26 @@ def test_a_scale_may_leave_out_arms_of_single_sweeps(scaled: Path) -> None:
     scaled.rename(scaled.with_name("third.yaml"))
     (third,), _ = load_sweeps([str(scaled.with_name("third.yaml")), "scale=cpu"])
     assert all(map(third.runs_at, third.arms))
-
-
-def test_a_scale_that_names_an_unknown_arm_is_refused(scaled: Path) -> None:
-    (scaled.parent / "scale" / "cpu.yaml").write_text(f"arms: {{there: {{}}}}\narms_of: {{{scaled.stem}: [absent]}}")
+    (scaled.parent / "scale" / "cpu.yaml").write_text("arms: {there: {}}\narms_of: {third: [absent]}")
     with pytest.raises(ValueError, match=naming("absent", "there")):
-        load_sweeps([str(scaled), "scale=cpu"])
-
-
-def test_a_file_may_choose_its_own_scale(scaled: Path) -> None:
-    scaled.write_text("scale: cpu")
-    assert load_sweeps([str(scaled)])[0][0].seeds == (0, 1)
-    assert load_sweeps([str(scaled), "scale=smoke"])[0][0].seeds == (0,)
+        load_sweeps([str(scaled.with_name("third.yaml")), "scale=cpu"])
 
 
 def test_a_trunk_is_the_parent_of_all_that_name_none(tmp_path: Path) -> None:
-    text = """
-trunk: long
-arms: {long: {}, mid: {at: 0.5}, far: {parent: mid}, alone: {scratch: true}}
-"""
-    sweep = loaded(tmp_path, text)
-    assert {name: arm.parent for name, arm in sweep.arms.items()} == {
-        "long": None,
-        "mid": "long",
-        "far": "mid",
-        "alone": None,
-    }
+    arms = "{long: {}, mid: {at: 0.5}, far: {parent: mid}, alone: {scratch: true}}"
+    sweep = loaded(tmp_path, f"trunk: long\narms: {arms}")
+    parents = {"long": None, "mid": "long", "far": "mid", "alone": None}
+    assert {name: arm.parent for name, arm in sweep.arms.items()} == parents
     for wrong in ("trunk: lon\narms: {long: {}}", "arms: {a: {at: 0.5}}", "trunk: a\narms: {a: {at: 0.5}}"):
         with pytest.raises(ValueError, match=r"trunk 'lon'.*long|no parent"):
             loaded(tmp_path, wrong)
-
-
-def test_a_scale_that_is_not_there_is_told_with_those_that_are(scaled: Path) -> None:
-    with pytest.raises(ValueError, match=r"scale 'huge'.*cpu, smoke"):
-        load_sweeps([str(scaled), "scale=huge"])
 
 
 # ------------------------------------------------------------------------------------------------ mistakes
 
 MISTAKES = {
     "unknown key": ("seedz: [0]", "seedz: .*seeds"),
-    "unknown key of an arm": (
-        "arms: {a: {override: [x=1]}}",
-        r"unknown key arms\.a\.override.*overrides, axes",
-    ),
+    "unknown key of an arm": ("arms: {a: {override: [x=1]}}", r"unknown key arms\.a\.override.*overrides, axes"),
     "unknown key of resources": ("resources: {cpu: 1}", r"unknown key resources\.cpu.*cpus, gpus"),
     "text for a list": ("overrides: model=gpt2-nano", "overrides: a list is expected, not 'model=gpt2-nano'"),
     "text for seeds": ("seeds: [a]", "seeds: int is expected, not 'a'"),
@@ -245,10 +218,7 @@ MISTAKES = {
     "zipped as a mapping": ("zipped: {a: [1]}", "zipped: a list is expected"),
     "an axis twice": ("axes: {a: [1]}\nzipped: [{a: [1], b: [2]}]", "axis a: .* only once"),
     "seed as an axis": ("axes: {seed: [1]}", "axis seed: .*not allowed"),
-    "an arm with an unknown axis": (
-        "arms: {x: {axes: [b]}}\naxes: {a: [1]}",
-        r"arms\.x\.axes: 'b'.*a",
-    ),
+    "an arm with an unknown axis": ("arms: {x: {axes: [b]}}\naxes: {a: [1]}", r"arms\.x\.axes: 'b'.*a"),
     "an exclusion of a value that the axis lacks": ("axes: {a: [1, 2]}\nexclude: [{a: 3}]", "exclude: a '3'.*1, 2"),
     "an unknown parent": ("arms: {x: {parent: z}, y: {}}", r"arms\.x\.parent: 'z'.*y"),
     "an arm as its own parent": ("arms: {x: {parent: x}, y: {}}", r"arms\.x\.parent: 'x'.*y"),
@@ -264,12 +234,9 @@ MISTAKES = {
     "axis values with the same name": ("axes: {a: {1: [x=1], '1': [x=2]}}", "a list of different values is expected"),
     "a name that MLflow refuses": ("study: it's", '"it\'s" is not valid'),
     "a relative path out of the folder as a study": ("study: ../../x", "'../../x' is not valid"),
-    "the parent folder as a study": ("study: ..", "'..' is not valid"),
-    "the current folder as a study": ("study: .", "'.' is not valid"),
     "the name of a hidden file as a study": ("study: .git", "'.git' is not valid"),
     "an option as a study": ("study: --x", "'--x' is not valid"),
     "a path as a study": ("study: a/b", "'a/b' is not valid"),
-    "an HTML tag as a study": ("study: <script>", "'<script>' is not valid"),
     "NaN GPUs": ("resources: {gpus: .nan}", r"resources\.gpus nan: .*0 or more"),
     "at NaN": ("arms: {x: {at: .nan, parent: y}, y: {}}", r"at nan: .*a fraction"),
     "less than one rank": ("resources: {ranks: 0}", r"resources\.ranks 0: .*1 or more"),
@@ -323,13 +290,5 @@ def test_a_mistake_on_the_command_line_is_one_line_and_status_2(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.count("\n") == 1
-    with pytest.raises(ValueError, match=message):
-        raise ValueError(shown.err)
+    assert re.search(message, shown.err)
     assert not (tmp_path / "runs").exists()
-
-
-def test_what_a_file_says_survives_yaml(tmp_path: Path) -> None:
-    """A sweep file that was read and written again by a YAML library describes the same sweep."""
-    data: dict[str, Any] = yaml.safe_load(FULL)
-    path = sweep_file(tmp_path, data, "one")
-    assert load_sweeps([str(path)])[0][0].groups == loaded(tmp_path, FULL).groups

@@ -9,15 +9,12 @@ import pytest
 from fewbits import cli
 from fewbits.experiments.environment import alike, describe_kinds, kinds_of, processor_kind
 from fewbits.sweeps.planning import store
-from fewbits.sweeps.planning.plan import Plan, Planned
-from fewbits.sweeps.running import driver
-from fewbits.sweeps.running.driver import Job
+from fewbits.sweeps.planning.plan import Planned
 from tests.messages import names
 from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import all_left, attempts, folders, planned, reported_steps, tiny_file
 
 ARMS = {
-    "seeds": [0, 1],
     "arms": {
         "trunk": {"overrides": ["recipe=bf16"]},
         "branch": {"overrides": ["recipe=nvfp4"], "parent": "trunk", "at": 4},
@@ -26,29 +23,15 @@ ARMS = {
 }
 
 
-def leave(job: Job, *kinds: str, torch: str = "2.13.0") -> None:
-    """Write the run folder of a finished trial whose steps were computed on these kinds, one after the other.
-
-    torch: the version of torch that computed all steps.
-    """
-    for step in job.runtime.keep_steps:
-        (job.folder.kept / f"step-{step:08d}").mkdir(parents=True, exist_ok=True)
-    job.path.mkdir(parents=True, exist_ok=True)
-    environments = [{"kind": kind, "backend": "cpu", "torch": torch} for kind in kinds]
+def leave(trial: Planned, *kinds: str) -> None:
+    """Write the run folder of a finished trial whose steps were computed on these kinds, one after the other."""
+    folder = trial.folder.path
+    folder.mkdir(parents=True, exist_ok=True)
+    environments = [{"kind": kind, "backend": "cpu", "torch": "2.13.0"} for kind in kinds]
     segments = [{"step": step, "environment": one} for step, one in enumerate(environments)]
-    (job.path / "provenance.json").write_text(json.dumps({"id": job.id, "segments": segments}))
-    result = {"id": job.id, "status": "done", "step": job.trial.training.steps}
-    (job.path / "result.json").write_text(json.dumps(result))
-
-
-@pytest.fixture
-def plan(cache: Path, tmp_path: Path) -> Plan:
-    return planned(tiny_file(tmp_path, cache, ARMS, "arms"), f"runtime.runs={tmp_path / 'runs'}")
-
-
-def trials(plan: Plan, seed: int) -> dict[str, Planned]:
-    """Return the trials of this seed, by arm."""
-    return {str(m.cell.arm): plan.trials[m.id] for m in plan.members if m.cell.seed == seed}
+    (folder / "provenance.json").write_text(json.dumps({"id": trial.id, "segments": segments}))
+    result = {"id": trial.id, "status": "done", "step": trial.trial.training.steps}
+    (folder / "result.json").write_text(json.dumps(result))
 
 
 def test_runs_are_alike_if_kind_backend_and_torch_are() -> None:
@@ -89,19 +72,18 @@ def test_a_run_of_another_kind_starts_again_and_finished_ones_are_kept(
 
 
 def test_status_has_a_column_of_kinds_where_they_differ(
-    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    plan = planned(tiny_file(tmp_path, cache, ARMS, "arms"), f"runtime.runs={tmp_path / 'runs'}")
     arguments = ["status", str(tmp_path / "arms.yaml"), "--runs", str(tmp_path / "runs")]
-    leave(driver.job(trials(plan, 0)["trunk"]), "amd-avx2")
+    trials = {member.cell.arm: plan.trials[member.id] for member in plan.members}
+    leave(trials["trunk"], "amd-avx2")
     assert cli.main(arguments) == 0
     assert "amd-avx2" not in capsys.readouterr().out
-    leave(driver.job(trials(plan, 0)["scratch"]), "intel-amx", "amd-avx2")
+    leave(trials["scratch"], "intel-amx", "amd-avx2")
     assert cli.main(arguments) == 0
     assert "intel-amx, then amd-avx2" in capsys.readouterr().out
     assert cli.main([*arguments, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert {row["place"]["arm"]: row["kind"] for row in rows if row["place"]["seed"] == "0"} == {
-        "trunk": "amd-avx2",
-        "branch": None,
-        "scratch": "intel-amx, then amd-avx2",
-    }
+    kinds = {"trunk": "amd-avx2", "branch": None, "scratch": "intel-amx, then amd-avx2"}
+    assert {row["place"]["arm"]: row["kind"] for row in rows} == kinds

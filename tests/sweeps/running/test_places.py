@@ -89,13 +89,12 @@ def test_on_a_network_file_system_the_database_is_in_the_users_cache_and_one_lin
     assert not (on_nfs / connection.DATABASE).exists()
 
 
-def test_a_cache_folder_on_a_network_file_system_is_named_too(on_nfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_folder_on_a_network_file_system_is_named_too_and_a_named_database_is_used_wherever_it_is(
+    on_nfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEWBITS_CACHE", str(on_nfs.parent / "cache"))
     with pytest.warns(RuntimeWarning, match="set FEWBITS_CACHE to a local folder"):
         connection.tracking_uri(on_nfs)
-
-
-def test_a_named_database_or_server_is_used_wherever_it_is(on_nfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{on_nfs / 'mine.db'}")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -12,17 +12,19 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 
 from fewbits import cli
-from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.planning import store
 from tests.effort import DEEP
 from tests.messages import names
-from tests.ray_head import AT_NORMAL_PRIORITY, MARK, kill_all, marked, short_folder
+from tests.ray_head import AT_NORMAL_PRIORITY, MARK, joining, kill_all, marked, parent_of, ray_head, short_folder
 from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import (
     PATIENCE,
@@ -32,7 +34,7 @@ from tests.sweeps.sweep_inputs import (
     attempts,
     folders,
     holder_of,
-    kill_worker,
+    kill_workers,
     planned,
     running,
     started,
@@ -83,7 +85,7 @@ def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
 
     The results are equal bit for bit, although the uninterrupted sweep used the local backend.
     """
-    runs, moments = tmp_path / "runs", random.Random()
+    runs = tmp_path / "runs"
     plan = planned(undisturbed.file, f"runtime.runs={runs}", *SOME)
 
     def command(name: str, backend: str) -> Command:
@@ -92,21 +94,9 @@ def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
 
     first = command("first", "ray")
     try:
-        # Process id of a killed worker → its run folder, and how many attempts were recorded there. A worker that is
-        # killed early has recorded none. The process id is the key, since a zombie may be killed twice but counts once.
-        killed: dict[int | None, tuple[RunFolder, int]] = {}
-        while len(killed) < KILLS:
-            first.until(lambda: any(steps_done(folder) for folder in running(plan)), INTERVAL)
-            time.sleep(moments.uniform(0, 0.5))
-            if at := running(plan):
-                hit = moments.choice(at)
-                pid = holder_of(hit)
-                if kill_worker(hit) and hit.result() is None:
-                    before = attempts(hit)
-                    killed[pid] = hit, before
-                    first.until(lambda hit=hit, before=before: attempts(hit) > before, INTERVAL)  # type: ignore[misc]
+        kill_workers(first, plan, KILLS, INTERVAL)
         first.until(lambda: bool(running(plan)), INTERVAL)
-        time.sleep(moments.uniform(0, 1))
+        time.sleep(random.uniform(0, 1))
     finally:
         first.kill()
     give_up = time.monotonic() + PATIENCE
@@ -120,7 +110,6 @@ def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
         again.kill()
     assert all_left(plan) == undisturbed.of(plan)
     assert [trained_twice(folder) for folder in folders(plan)] == [[]] * 4
-    assert all(attempts(folder) > before for folder, before in killed.values())
 
 
 def test_ranks_share_a_placement_group_and_ctrl_c_stops_a_sweep(
@@ -172,6 +161,42 @@ def test_a_ray_that_does_not_start_is_one_line_with_the_command_that_needs_none(
     shown = capsys.readouterr().err.splitlines()[-1]
     assert names(shown, "on this machine", f"`fewbits {shlex.join(command)} --backend local`")
     assert "None" not in shown
+
+
+@pytest.mark.deep
+def test_four_ranks_over_two_nodes_survive_the_loss_of_one_with_the_same_bits(cache: Path, tmp_path: Path) -> None:
+    """A trial of four ranks, on a cluster of three nodes with room for two ranks each, resumes after a node is killed.
+
+    Its results equal those of the local backend bit for bit.
+    """
+    data: dict[str, Any] = {"resources": {"ranks": 4, "cpus": 0.5, "attempts": 9}}
+    data["overrides"] = ["recipe=nvfp4", "training.steps=30", "training.batch=16", "training.micro_batch=2"]
+    file = tiny_file(tmp_path, cache, data)
+    assert cli.main(["sweep", str(file), "--runs", str(tmp_path / "alone"), "--backend", "local"]) == 0
+    alone, plan = (planned(file, f"runtime.runs={tmp_path / name}") for name in ("alone", "spread"))
+    with ray_head(nodes=({}, {}, {})) as head:
+        head.wait_for_nodes()
+        logged, ended = StringIO(), Event()
+        killed: list[int] = []
+
+        def kill_the_node_of_rank_0() -> None:
+            (folder,) = folders(plan)
+            while not ended.wait(0.02):
+                holder = holder_of(folder) if running(plan) and steps_done(folder) > 4 else None
+                if holder is not None:
+                    killed.append(parent_of(holder))
+                    os.kill(killed[0], signal.SIGKILL)
+                    return
+
+        killer = Thread(target=kill_the_node_of_rank_0)
+        killer.start()
+        with joining(head), redirect_stderr(logged):
+            status = cli.main(["sweep", str(file), "--runs", str(tmp_path / "spread"), "--address", head.gcs])
+        ended.set()
+        killer.join()
+    assert (status, len(killed)) == (0, 1), logged.getvalue()
+    assert attempts(folders(plan)[0]) >= 8  # two attempts of four ranks; each rank is a process
+    assert all_left(plan) == all_left(alone)
 
 
 def test_no_process_of_ray_stays_behind_a_driver_that_ended_or_was_killed(environments: list[dict[str, str]]) -> None:

@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,13 +21,6 @@ from tests.sweeps.sweep_inputs import folders, planned, tiny_file
 
 ONE = {"seeds": [0], "arms": {"bf16": {"overrides": ["recipe=bf16", "training.steps=2"]}}}
 RECORDED = numerics.recorded()[0]
-SetVersion = Callable[[int], None]
-
-
-@pytest.fixture
-def version(monkeypatch: pytest.MonkeyPatch) -> SetVersion:
-    """Return a function that lets the sources of this process seem to have another numerics version."""
-    return lambda number: monkeypatch.setattr(numerics, "recorded", lambda: (number, numerics.running()))
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +55,13 @@ def test_a_worker_with_other_sources_than_the_driver_refuses_the_trial(cache: Pa
 
 
 def test_an_upgrade_in_the_middle_of_a_study_shows_the_old_results_until_the_sweep_plans_again(
-    copied: Path, version: SetVersion, capsys: pytest.CaptureFixture[str]
+    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, runs = copied / "tiny.yaml", copied / "runs"
     sweep = ("sweep", file, "--runs", runs, "--backend", "local")
     printed(capsys, *sweep)
     (old,) = (path.parent for path in runs.glob("*/result.json"))
-    version(RECORDED + 1)
+    monkeypatch.setattr(numerics, "recorded", lambda: (RECORDED + 1, numerics.running()))
     (row,) = json.loads(printed(capsys, "status", file, "--runs", runs, "--json"))
     assert (row["folder"], row["state"]) == (old.name, "done")
     assert "another version of the code" in row["note"]

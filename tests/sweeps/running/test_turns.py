@@ -74,14 +74,19 @@ def finish(job: Job) -> None:
 
 
 @pytest.fixture
-def family(cache: Path, tmp_path: Path) -> dict[str, Planned]:
+def plan(cache: Path, tmp_path: Path) -> Plan:
+    return planned(tiny_file(tmp_path, cache, BRANCHES, "branches"), f"runtime.runs={tmp_path / 'runs'}")
+
+
+@pytest.fixture
+def family(plan: Plan) -> dict[str, Planned]:
     """Return the trials of BRANCHES, by arm."""
-    plan = plan_of(cache, tmp_path)
     return {member.cell.arm: plan.trials[member.id] for member in plan.members}
 
 
-def plan_of(cache: Path, where: Path) -> Plan:
-    return planned(tiny_file(where, cache, BRANCHES, "branches"), f"runtime.runs={where / 'runs'}")
+@pytest.fixture(autouse=True)
+def _without_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "REST", 0.0)
 
 
 class Away:
@@ -101,14 +106,8 @@ def conducted(plan: Plan, backend: Any, monkeypatch: pytest.MonkeyPatch, view: A
 # ------------------------------------------------------------------------------------------------ removed meanwhile
 
 
-@pytest.fixture
-def restless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "REST", 0.0)
-
-
-@pytest.mark.usefixtures("restless")
 def test_a_parent_that_was_removed_is_trained_once_more_for_its_branches(
-    cache: Path, family: dict[str, Planned], tmp_path: Path
+    plan: Plan, family: dict[str, Planned]
 ) -> None:
     removed: list[Path] = []
 
@@ -118,7 +117,7 @@ def test_a_parent_that_was_removed_is_trained_once_more_for_its_branches(
             shutil.rmtree(job.path)
 
     backend = Pretended(remove_once)
-    one = Driver(plan_of(cache, tmp_path), backend)
+    one = Driver(plan, backend)
     one.run()
     trunk, early, late = (family[arm].id for arm in ("trunk", "early", "late"))
     assert backend.started[:2] == [trunk, trunk]
@@ -126,23 +125,21 @@ def test_a_parent_that_was_removed_is_trained_once_more_for_its_branches(
     assert len(one.of(Stage.OVER)) == 3
 
 
-@pytest.mark.usefixtures("restless")
 def test_a_parent_without_checkpoints_runs_again_only_for_branches_that_have_to_run(
-    cache: Path, family: dict[str, Planned], tmp_path: Path
+    plan: Plan, family: dict[str, Planned]
 ) -> None:
     trunk, late = family["trunk"], family["late"]
-    Driver(plan_of(cache, tmp_path), Pretended()).run()
+    Driver(plan, Pretended()).run()
     shutil.rmtree(trunk.folder.kept)
-    Driver(plan_of(cache, tmp_path), backend := Pretended()).run()
+    Driver(plan, backend := Pretended()).run()
     assert backend.started == []
     (late.folder.path / "result.json").unlink()
-    Driver(plan_of(cache, tmp_path), backend).run()
+    Driver(plan, backend).run()
     assert backend.started == [trunk.id, late.id]
 
 
-@pytest.mark.usefixtures("restless")
 def test_files_that_are_seen_late_do_not_have_it_trained_twice(
-    cache: Path, family: dict[str, Planned], tmp_path: Path
+    plan: Plan, family: dict[str, Planned], tmp_path: Path
 ) -> None:
     """A trial that has ended is not trained again if a network file system shows its files only later."""
     trunk, hidden = family["trunk"], tmp_path / "hidden"
@@ -163,18 +160,17 @@ def test_files_that_are_seen_late_do_not_have_it_trained_twice(
             shutil.move(hidden, trunk.folder.path)
 
     backend = Pretended(hide)
-    one = Driver(plan_of(cache, tmp_path), backend, show)
+    one = Driver(plan, backend, show)
     backend.room = lambda resources: looks != 1  # type: ignore[method-assign]
     one.run()
     assert backend.started.count(trunk.id) == 1
     assert len(one.of(Stage.OVER)) == 3
 
 
-@pytest.mark.usefixtures("restless")
-def test_a_parent_whose_checkpoints_never_come_fails(cache: Path, family: dict[str, Planned], tmp_path: Path) -> None:
+def test_a_parent_whose_checkpoints_never_come_fails(plan: Plan, family: dict[str, Planned]) -> None:
     """A parent whose checkpoints never appear fails after three attempts; otherwise it would be trained for ever."""
     backend = Pretended(lambda job: shutil.rmtree(job.folder.kept, ignore_errors=True))
-    one = Driver(plan_of(cache, tmp_path), backend)
+    one = Driver(plan, backend)
     one.run()
     assert backend.started == [family["trunk"].id] * 3
     assert [task.planned.id for task in one.of(Stage.FAILED)] == [family["trunk"].id]
@@ -185,9 +181,9 @@ def test_a_parent_whose_checkpoints_never_come_fails(cache: Path, family: dict[s
 
 
 def test_what_was_over_and_is_gone_is_told_with_status_1(
-    cache: Path, family: dict[str, Planned], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+    plan: Plan, family: dict[str, Planned], monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    plan, late = plan_of(cache, tmp_path), family["late"].folder.path
+    late = family["late"].folder.path
     backend = Pretended(lambda job: shutil.rmtree(late) if job.path == late else None)
     assert conducted(plan, backend, monkeypatch) == 1
     shown = capfd.readouterr()
@@ -199,18 +195,18 @@ def test_what_was_over_and_is_gone_is_told_with_status_1(
 
 
 def test_speeds_that_cannot_be_written_are_left_out(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     """If speeds.json cannot be written, for example on a full disk, the sweep still ends with its summary."""
     (tmp_path / "runs" / "speeds.json").mkdir(parents=True)
-    assert conducted(plan_of(cache, tmp_path), Pretended(), monkeypatch) == 0
+    assert conducted(plan, Pretended(), monkeypatch) == 0
     assert "3 trials: 3 done\n" in capfd.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------------ stopped
 
 
-def test_at_once_does_not_wait_for_mlflow(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_once_does_not_wait_for_mlflow(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that a second Ctrl-C ends a sweep without waiting for an update of MLflow, which may take a minute."""
     busy, answered = threading.Event(), threading.Event()
 
@@ -228,7 +224,7 @@ def test_at_once_does_not_wait_for_mlflow(cache: Path, tmp_path: Path, monkeypat
     began = time.monotonic()
     try:
         with pytest.raises(KeyboardInterrupt):
-            conducted(plan_of(cache, tmp_path), Interrupted(), monkeypatch, Slow())
+            conducted(plan, Interrupted(), monkeypatch, Slow())
         assert time.monotonic() - began < 30
     finally:
         answered.set()

@@ -4,6 +4,7 @@ import shutil
 import statistics
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,16 +83,14 @@ def test_arms_are_top_level_runs_with_means_of_their_seeds_and_trials_are_nested
     assert "loss_sd" not in single
     assert single["share_bf16"] + single["share_e4m3"] == pytest.approx(1)
     for member in done.members:
-        parent = next(run for key, run in arms.items() if key.startswith(member.cell.arm) and _fits(run, member.cell))
+        cell = member.cell
+        label = " ".join([cell.arm, *(f"{key.rpartition('.')[2]}={value}" for key, value in cell.axes)])
+        parent = arms[f"{label} (smoke)"]
         child = runs[f"{parent.info.run_name}/{member.id}"]
         assert child.data.tags[PARENT] == parent.info.run_id
         assert child.data.params == parent.data.params | {"seed": str(member.cell.seed)}
         assert child.info.run_name == f"{parent.info.run_name.removesuffix(' (smoke)')}, seed {member.cell.seed}"
         assert sorted(points(uri, child)) == list(range(STEPS))
-
-
-def _fits(run: object, cell: object) -> bool:
-    return dict(cell.axes).items() <= run.data.params.items()  # type: ignore[attr-defined]
 
 
 def test_sending_again_changes_nothing_and_deleted_runs_and_databases_are_made_again(
@@ -197,11 +196,8 @@ def test_seeds_of_two_commands_are_one_arm_and_an_edited_sweep_replaces_it(
         mirror.sync()
         mirror.sync(last=True)
 
-    threads = [threading.Thread(target=send, args=(mirror,)) for mirror in mirrors]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(send, mirrors))
     both = everything(uri, halves[0].store)
     assert len(both) == 3
     assert both[ARM][4]["seeds"][0][1] == 2

@@ -3,6 +3,7 @@
 import getpass
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,19 +22,14 @@ def test_a_store_keeps_its_id_when_it_is_moved_or_copied_and_two_stores_differ(t
 
 def test_threads_that_ask_at_once_get_one_id_and_leave_one_file(tmp_path: Path) -> None:
     for attempt in range(20):
-        runs, ids, together = tmp_path / str(attempt), list[str](), threading.Barrier(8)
+        runs, together = tmp_path / str(attempt), threading.Barrier(8)
 
-        def ask(runs: Path = runs, ids: list[str] = ids, together: threading.Barrier = together) -> None:
+        def ask(runs: Path, together: threading.Barrier = together) -> str:
             together.wait()
-            ids.append(store_id(runs))
+            return store_id(runs)
 
-        threads = [threading.Thread(target=ask) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(ids) == 8
-        assert len(set(ids)) == 1
+        with ThreadPoolExecutor(8) as pool:
+            assert len(set(pool.map(ask, [runs] * 8))) == 1
         assert [path.name for path in runs.iterdir()] == [connection.FILE]
 
 

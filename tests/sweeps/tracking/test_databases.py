@@ -1,7 +1,7 @@
 """Test that a sweep has equal runs in MLflow with SQLite and a server, even if the server was stopped."""
 
-import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.tracking import connection
 from fewbits.sweeps.tracking.mirror import Mirror
-from tests.sweeps.tracking.mlflow_servers import mlflow_server
+from tests.sweeps.tracking.conftest import mlflow_server
 from tests.sweeps.tracking.tracked import ONE, everything, planned, train
 
 
@@ -36,11 +36,8 @@ def test_users_that_send_at_once_lose_nothing(
 ) -> None:
     monkeypatch.setenv("FEWBITS_USER", "both")
     mirrors = [Mirror(done, uri=shared_server) for _ in range(2)]
-    threads = [threading.Thread(target=mirror.sync, kwargs={"last": True}) for mirror in mirrors]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda mirror: mirror.sync(last=True), mirrors))
     local = Mirror(done, uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
     local.sync(last=True)
     assert everything(shared_server, done.store) == everything(local.uri, done.store)

@@ -291,20 +291,11 @@ def test_errors_are_averaged_over_layers_and_their_maximum_is_kept() -> None:
         {"slot": "fprop.w", "error": 0.2, "error_max": 0.2, "flushed": 0.0, "saturated": 1.0},
         {"slot": "weight", "gradient_error": 0.4, "gradient_cosine": 0.9},
     )
-    assert points.numerics_by_step(table) == {
-        9: {
-            "operand_error/fprop.x": pytest.approx(0.2),
-            "operand_error_max/fprop.x": 0.9,
-            "operand_flushed/fprop.x": 0.25,
-            "operand_saturated/fprop.x": 0.0,
-            "operand_error/fprop.w": 0.2,
-            "operand_error_max/fprop.w": 0.2,
-            "operand_flushed/fprop.w": 0.0,
-            "operand_saturated/fprop.w": 1.0,
-            "weight_gradient/error": 0.4,
-            "weight_gradient/cosine": 0.9,
-        }
-    }
+    expected = {"weight_gradient/error": 0.4, "weight_gradient/cosine": 0.9}
+    for slot, *values in (("fprop.x", pytest.approx(0.2), 0.9, 0.25, 0.0), ("fprop.w", 0.2, 0.2, 0.0, 1.0)):
+        kinds = ("error", "error_max", "flushed", "saturated")
+        expected |= {f"operand_{kind}/{slot}": value for kind, value in zip(kinds, values, strict=True)}
+    assert points.numerics_by_step(table) == {9: expected}
 
 
 def test_decisions_are_means_over_layers_and_slots() -> None:
@@ -313,8 +304,7 @@ def test_decisions_are_means_over_layers_and_slots() -> None:
         {"slot": "fprop.x", "quantizer": MIXTURE, "share_0": 1.0, "share_1": 0.0},
         {"slot": "dgrad.dy", "quantizer": MIXTURE, "share_0": 0.0, "share_1": 1.0},
     )
-    metrics = points.numerics_by_step(table)[9]
-    assert metrics == {
+    assert points.numerics_by_step(table)[9] == {
         "share/e4m3": 0.5,
         "share/bf16": 0.5,
         "share_e4m3/fprop.x": 0.75,
@@ -325,10 +315,9 @@ def test_decisions_are_means_over_layers_and_slots() -> None:
 
 
 def test_bit_widths_are_those_of_all_layers() -> None:
-    widths = (
-        {"bits_mean": 5.0, "bits_min": 4.5, "bits_max": 6.0},
-        {"bits_mean": 6.0, "bits_min": 4.0, "bits_max": 7.0},
+    table = rows(
+        {"slot": "weight", "bits_mean": 5.0, "bits_min": 4.5, "bits_max": 6.0},
+        {"slot": "weight", "bits_mean": 6.0, "bits_min": 4.0, "bits_max": 7.0},
     )
-    assert points.numerics_by_step(rows(*({"slot": "weight", **width} for width in widths))) == {
-        9: {"weight_bits/mean": 5.5, "weight_bits/min": 4.0, "weight_bits/max": 7.0}
-    }
+    widths = {"weight_bits/mean": 5.5, "weight_bits/min": 4.0, "weight_bits/max": 7.0}
+    assert points.numerics_by_step(table) == {9: widths}
