@@ -4,8 +4,7 @@ Tests marked `gpu` are skipped without a CUDA device, and tests marked `deep` in
 
 All tests of a file run in the same worker (--dist loadfile), so that their shared fixtures are made once. All files of
 a group also run in the same worker. The groups are: files that start a Ray cluster, since two cores can run only one
-cluster at a time; files that use the shared MLflow server; and, for each study, the files in tests/analysis/STUDY,
-which share plans that take seconds to make.
+cluster at a time; and, for each study, the files in tests/analysis/STUDY, which share plans that take seconds to make.
 """
 
 import gc
@@ -23,22 +22,17 @@ load_profile()
 
 STARTS_A_CLUSTER = (
     "sweeps/cluster/test_on_cluster.py",
-    "sweeps/cluster/test_several_nodes.py",
     "sweeps/running/test_ray.py",
     "infra/test_slurm.py",
 )
 
-USES_THE_MLFLOW_SERVER = (
-    "sweeps/tracking/test_secrets.py",
-    "sweeps/tracking/test_databases.py",
-)
 OF_ONE_STUDY = tuple(f"tests/analysis/{study}/" for study in ("mor", "nvfp4", "gaussws"))
 
 # Test files that take more than eight seconds of processor time, the longest first. They start before all other files,
 # so that at the end of a run no worker is left with a long file while the others have nothing to do.
 LONG = (
     "sweeps/running/test_driver.py",
-    "sweeps/tracking/test_secrets.py",
+    "sweeps/tracking/test_servers.py",
     "analysis/mor/test_verdicts.py",
     "experiments/storage/test_resume.py",
     "kernels/backends/gpu/test_cuda_emulated.py",
@@ -99,9 +93,8 @@ class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        for group in (STARTS_A_CLUSTER, USES_THE_MLFLOW_SERVER):
-            if file.endswith(group):
-                return group[0]
+        if file.endswith(STARTS_A_CLUSTER):
+            return STARTS_A_CLUSTER[0]
         return next((folder for folder in OF_ONE_STUDY if file.startswith(folder)), file)
 
 

@@ -5,11 +5,13 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from threading import Event
 from typing import Any, TypeVar
 
 import yaml
@@ -20,6 +22,7 @@ from fewbits.sweeps.planning.plan import Plan, plan
 from fewbits.sweeps.planning.studies import load_sweeps
 from tests.experiments import trial_inputs
 from tests.experiments.trial_inputs import TINY, left
+from tests.ray_head import parent_of
 
 T = TypeVar("T")
 
@@ -168,6 +171,33 @@ def kill_workers(command: Command, plan: Plan, count: int, interval: float = 0.0
             if pid is not None and send(pid, signal.SIGKILL) and hit.result() is None:
                 killed.add(pid)
                 command.until(lambda: attempts(hit) > before, interval)  # noqa: B023, called at once
+
+
+@contextmanager
+def node_killed(plan: Plan, ready: Callable[[RunFolder], bool]) -> Iterator[list[RunFolder]]:
+    """During the `with` block, kill the first node that trains a trial which is `ready`, with the trial's worker.
+
+    Yield a list that has the trial's folder once the node is killed.
+    """
+    killed, ended = list[RunFolder](), Event()
+
+    def kill() -> None:
+        while not ended.wait(0.05):
+            for folder in running(plan):
+                worker = holder_of(folder)
+                if worker is not None and ready(folder):
+                    killed.append(folder)
+                    os.kill(parent_of(worker), signal.SIGKILL)  # the raylet: Ray's main process of the node
+                    send(worker, signal.SIGKILL)  # since a machine that is lost loses its workers at the same moment
+                    return
+
+    with ThreadPoolExecutor(1) as pool:
+        killing = pool.submit(kill)
+        try:
+            yield killed
+        finally:
+            ended.set()
+        killing.result()
 
 
 def steps_done(folder: RunFolder) -> int:

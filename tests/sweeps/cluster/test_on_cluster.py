@@ -7,25 +7,25 @@ processes of the second node to SSE4.1, so that its results differ in their last
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Iterator
-from contextlib import redirect_stderr
+from contextlib import closing, redirect_stderr, suppress
 from io import StringIO
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
+from urllib.parse import urlsplit
 
 import pytest
 
 import fewbits.sweeps.cluster.submit as submit_module
 from fewbits import cli
-from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.cluster.submit import run_job
 from fewbits.sweeps.planning import store
 from fewbits.sweeps.running import on_ray
 from tests.messages import names, naming
-from tests.ray_head import PATIENCE, Head, client_environment, joining, parent_of, ray_head
-from tests.sweeps.cluster.faulty_way import faulty_way
-from tests.sweeps.sweep_inputs import attempts, folders, holder_of, planned, running, tiny_file
+from tests.ray_head import PATIENCE, Head, client_environment, joining, ray_head
+from tests.sweeps.sweep_inputs import attempts, folders, node_killed, planned, tiny_file
 
 CLAIMS_CUDA = {"PYTHONPATH": str(Path(__file__).with_name("claims_cuda"))}
 OF_OLD = {"ONEDNN_MAX_CPU_ISA": "SSE41"}  # environment variables of the node that simulates an old processor
@@ -80,6 +80,61 @@ def test_a_job_and_its_workers_import_what_was_shipped_and_workers_see_our_varia
     assert (backend, tracking) == ("reference", "http://mlflow.example:5000")
 
 
+CUTS = 2  # the number of connections for the log that are cut
+BYTES = 150  # the bytes of a log's answer that pass before the connection is cut: a part of the header
+
+
+class FaultyWay:
+    """A proxy to a Ray dashboard that simulates faults of real connections, which the client has to handle.
+
+    It replaces the answer to the first submit by an HTTP 500, so that the job has started although the client gets an
+    error. It cuts the first two connections that carry a log after some bytes. Each connection carries one request.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._target = (urlsplit(address).hostname, urlsplit(address).port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.refused = self.cut = 0
+        Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        """Stop accepting new connections; open connections stay open."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # needed, since `close` alone does not wake a thread in `accept`
+        self._listener.close()
+
+    def _serve(self) -> None:
+        with suppress(OSError):  # `accept` raises it when the listener is closed
+            while True:
+                Thread(target=self._carry, args=(self._listener.accept()[0],), daemon=True).start()
+
+    def _carry(self, client: socket.socket) -> None:
+        with client, suppress(OSError), socket.create_connection(self._target) as server:
+            request = client.recv(65536)
+            server.sendall(request)
+            Thread(target=_pump, args=(client, server), daemon=True).start()
+            if request.startswith(b"POST /api/jobs/ ") and not self.refused:
+                self.refused += 1
+                server.recv(65536)
+                client.sendall(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 4\r\n\r\nlost")
+            elif b"/logs " in request and self.cut < CUTS:
+                self.cut += 1
+                _pump(server, client, BYTES)
+            else:
+                _pump(server, client)
+            for end in (server, client):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def _pump(source: socket.socket, target: socket.socket, most: int | None = None) -> None:
+    with suppress(OSError):
+        carried = 0
+        while (most is None or carried < most) and (piece := source.recv(65536 if most is None else most - carried)):
+            target.sendall(piece)
+            carried += len(piece)
+
+
 KILLED = """
 import os, time
 for i in range(60):
@@ -94,9 +149,9 @@ def test_each_line_comes_back_once_though_the_way_is_faulty_and_a_killed_command
 ) -> None:
     """If connections to the dashboard fail, the job still runs once, and its log is printed completely and once.
 
-    faulty_way.py simulates the failures. The exit status of a job that a signal killed is 128 + the signal's number.
+    FaultyWay simulates the failures. The exit status of a job that a signal killed is 128 + the signal's number.
     """
-    with faulty_way(cluster.address) as way:
+    with closing(FaultyWay(cluster.address)) as way:
         assert run_job(["python", "-c", KILLED], way.address) == 128 + signal.SIGKILL
     assert way.refused == 1
     assert way.cut >= 1
@@ -134,7 +189,7 @@ def test_ctrl_c_lets_the_job_come_to_its_end(cluster: Head, tmp_path: Path, capf
 def test_a_cluster_that_stays_out_of_reach_is_given_up_and_the_job_is_not(
     cluster: Head, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with faulty_way(cluster.address) as way:
+    with closing(FaultyWay(cluster.address)) as way:
 
         def cut_the_way_once_the_job_is_watched() -> None:
             while not way.cut:
@@ -168,12 +223,6 @@ def test_a_missing_and_a_wrong_token_say_where_to_find_the_right_one(
 # Sweeps
 
 
-def sweep(head: Head, file: Path, runs: Path, *arguments: str) -> int:
-    """Run a sweep on the cluster, with its driver in this process, and return the exit status."""
-    with joining(head):
-        return cli.main(["sweep", str(file), "--runs", str(runs), "--address", head.gcs, *arguments])
-
-
 def test_a_trial_that_no_node_can_hold_waits_and_is_named_and_the_others_run(
     head: Head, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,8 +237,8 @@ def test_a_trial_that_no_node_can_hold_waits_and_is_named_and_the_others_run(
         os.kill(os.getpid(), signal.SIGINT)
 
     Thread(target=press_ctrl_c_once_the_line_is_there).start()
-    with redirect_stderr(printed):
-        assert sweep(head, file, tmp_path / "runs") == 130
+    with redirect_stderr(printed), joining(head):
+        assert cli.main(["sweep", str(file), "--runs", str(tmp_path / "runs"), "--address", head.gcs]) == 130
     (line,) = [line for line in printed.getvalue().splitlines() if "no node" in line]
     assert names(line, "3 trials wait for 4 GPUs", "no node of the cluster has them")
 
@@ -207,25 +256,9 @@ def test_a_sweep_runs_on_the_worker_nodes_and_outlives_one_of_them(
     overrides = [f"training.steps={STEPS}", "training.checkpoint_every=1"]
     file = tiny_file(tmp_path, cache, {"seeds": [0, 1], "overrides": [*overrides, "runtime.device=cuda"]})
     plan = planned(file, f"runtime.runs={runs}")
-    killed: list[RunFolder] = []
-    ended = Event()
-
-    def kill_the_node_of_the_first_trial() -> None:
-        while not ended.wait(0.05):
-            # Wait until the log has a line of the worker, so that `attempts` counts this attempt.
-            for folder in running(plan):
-                pid = holder_of(folder)
-                if pid and attempts(folder) and store.reached(folder):
-                    killed.append(folder)
-                    os.kill(parent_of(pid), signal.SIGKILL)  # the raylet: Ray's main process of the node
-                    os.kill(pid, signal.SIGKILL)  # since a machine that is lost loses its workers at the same moment
-                    return
-
-    killer = Thread(target=kill_the_node_of_the_first_trial)
-    killer.start()
-    status = cli.main(["sweep", str(file), "--runs", str(runs), "--address", cluster.address])
-    ended.set()
-    killer.join()
+    # Wait until the log has a line of the worker, so that `attempts` counts this attempt.
+    with node_killed(plan, lambda trial: bool(attempts(trial) and store.reached(trial))) as killed:
+        status = cli.main(["sweep", str(file), "--runs", str(runs), "--address", cluster.address])
     shown = capfd.readouterr()
     assert "MLflow was not updated" not in shown.out
     assert (status, len(killed)) == (0, 1), f"{shown.out}\n{shown.err}"

@@ -30,6 +30,7 @@ from fewbits.sweeps.running.local import Local
 from tests.effort import DEEP
 from tests.forked_python import run_python
 from tests.messages import names
+from tests.ray_head import parent_of
 from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import (
     PATIENCE,
@@ -117,7 +118,7 @@ def test_workers_their_server_and_the_driver_are_killed_and_the_same_command_fin
     command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL, forks=not DEEP)
     kill_workers(command, plan, KILLS)
     workers = command.until(lambda: [pid for folder in running(plan) if (pid := holder_of(folder))])
-    server = server_of(workers[0])
+    server = parent_of(workers[0])
     assert server != command.pid
     os.kill(server, signal.SIGKILL)
     command.until(lambda: not {*workers}.intersection(map(holder_of, running(plan))) and bool(running(plan)))
@@ -135,17 +136,13 @@ def test_workers_their_server_and_the_driver_are_killed_and_the_same_command_fin
     assert sum(map(attempts, folders(plan))) >= 8 + KILLS
 
 
-# SIGTERM is tested only in `make test-deep`, since the next test sends it too.
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.deep)])
-def test_a_stopped_sweep_is_at_checkpoints_and_goes_on(
-    number: signal.Signals, undisturbed: Undisturbed, tmp_path: Path
-) -> None:
-    """A sweep that gets SIGINT, as from Ctrl-C, or SIGTERM stops at checkpoints; the same command resumes it."""
+def test_a_stopped_sweep_is_at_checkpoints_and_goes_on(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    """A sweep that gets SIGINT, as from Ctrl-C, stops at checkpoints; the same command resumes it."""
     runs = tmp_path / "runs"
     plan = planned(undisturbed.file, f"runtime.runs={runs}", *SOME)
     command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL, *SOME)
     command.until(lambda: any(steps_done(folder) for folder in running(plan)))
-    (os.killpg if number == signal.SIGINT else os.kill)(command.pid, number)
+    os.killpg(command.pid, signal.SIGINT)
     assert command.end() == 130
     assert names(command.printed, "stopped", "resume")
     assert "Traceback" not in command.printed
@@ -155,9 +152,8 @@ def test_a_stopped_sweep_is_at_checkpoints_and_goes_on(
         assert store.failure(folder) is None
         if attempts(folder) and folder.result() is None and any(reported_steps(folder)):
             assert store.reached(folder) == reported_steps(folder)[-1][-1]
-    if number == signal.SIGINT:
-        assert sweep(undisturbed.file, runs, *SOME) == 0
-        assert all_left(plan) == undisturbed.of(plan)
+    assert sweep(undisturbed.file, runs, *SOME) == 0
+    assert all_left(plan) == undisturbed.of(plan)
 
 
 def test_a_sigterm_to_the_process_group_before_the_first_step_fails_no_trial(
@@ -170,16 +166,11 @@ def test_a_sigterm_to_the_process_group_before_the_first_step_fails_no_trial(
     worker = command.until(lambda: next(map(holder_of, running(plan)), None))
     assert worker is not None
     assert not any(map(steps_done, folders(plan)))
-    for pid in (worker, server_of(worker), command.pid):  # the driver last, so that it could see a worker die
+    for pid in (worker, parent_of(worker), command.pid):  # the driver last, so that it could see a worker die
         os.kill(pid, signal.SIGTERM)
     assert command.end() == 130
     assert not any((folder.path / store.FAILURE).exists() for folder in folders(plan))
     assert "failed" not in command.printed
-
-
-def server_of(worker: int) -> int:
-    """Return the id of the fork server: the parent process of a worker."""
-    return int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_asked_twice_a_sweep_stops_at_once(undisturbed: Undisturbed, tmp_path: Path) -> None:

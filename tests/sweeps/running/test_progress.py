@@ -13,10 +13,10 @@ from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.cost import tokens_of
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.planning.store import Failure
-from fewbits.sweeps.planning.sweep import Resources
-from fewbits.sweeps.running.driver import Driver, Ended, Job, Stage
+from fewbits.sweeps.running.driver import Driver, Stage
 from fewbits.sweeps.running.progress import Display
 from tests.messages import names
+from tests.sweeps.running.test_turns import Pretended
 from tests.sweeps.sweep_inputs import planned, tiny_file
 
 
@@ -43,22 +43,6 @@ class Terminal(io.StringIO):
         return [line.rstrip() for line in lines if line.strip()]
 
 
-class Nowhere:
-    """A backend that never has room, so that a driver starts no trial."""
-
-    def require(self, trials: object) -> None: ...
-
-    def room(self, resources: Resources) -> bool:
-        return False
-
-    def start(self, job: Job, resources: Resources) -> None: ...
-    def wait(self, seconds: float) -> list[Ended]:
-        return []
-
-    def kill(self, trial: str) -> None: ...
-    def close(self) -> None: ...
-
-
 @pytest.fixture
 def sweep(cache: Path, tmp_path: Path) -> Plan:
     file = tiny_file(tmp_path, cache, {"seeds": [0, 1, 2], "axes": {"training.steps": [8, 16]}})
@@ -72,7 +56,7 @@ def test_the_first_line_has_the_time_left_and_none_is_wider_than_the_terminal(
     monkeypatch.setenv("COLUMNS", "48")
     first = next(iter(sweep.trials.values()))
     training = first.trial.training
-    driver, terminal = Driver(sweep, Nowhere()), Terminal()
+    driver, terminal = Driver(sweep, Pretended()), Terminal()
     display = Display(terminal)
     (other,) = [trial for trial in sweep.trials.values() if trial.trial.seed == 2 and trial.trial.training.steps == 16]
     (other.folder.checkpoints / "step-00000006").mkdir(parents=True)  # it will resume
@@ -93,7 +77,7 @@ def test_a_wide_terminal_also_shows_a_bar_and_the_speed_of_each_running_trial(
     sweep: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    driver, terminal = Driver(sweep, Nowhere()), Terminal()
+    driver, terminal = Driver(sweep, Pretended()), Terminal()
     first, second, *_ = sweep.trials.values()
     with leased(first.folder.path), leased(second.folder.path):
         speed = tokens_of(first.trial) / 8.0  # tokens per second with which the whole trial takes eight seconds
@@ -114,7 +98,7 @@ def test_trials_that_do_not_run_are_counted_in_the_words_of_status(
     first, second, *_ = sweep.trials.values()
     for trial in (first, second):
         (trial.folder.checkpoints / "step-00000004").mkdir(parents=True)
-    driver, stream = Driver(sweep, Nowhere()), io.StringIO()
+    driver, stream = Driver(sweep, Pretended()), io.StringIO()
     with leased(first.folder.path):
         Display(stream)(driver)
     assert names(stream.getvalue(), "1 running", "1 half done", "4 planned")
@@ -123,7 +107,7 @@ def test_trials_that_do_not_run_are_counted_in_the_words_of_status(
 
 
 def test_a_second_attempt_is_said_once_and_what_is_live_is_wiped_out_at_the_end(sweep: Plan) -> None:
-    driver, terminal = Driver(sweep, Nowhere()), Terminal()
+    driver, terminal = Driver(sweep, Pretended()), Terminal()
     display = Display(terminal)
     task = next(iter(driver.tasks.values()))
     task.failure = Failure("its process was ended", False, 0, [])

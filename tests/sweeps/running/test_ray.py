@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from fewbits import cli
 from fewbits.sweeps.planning import store
 from tests.effort import DEEP
 from tests.messages import names
-from tests.ray_head import AT_NORMAL_PRIORITY, MARK, joining, kill_all, marked, parent_of, ray_head, short_folder
+from tests.ray_head import AT_NORMAL_PRIORITY, MARK, joining, kill_all, marked, ray_head, short_folder
 from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import (
     PATIENCE,
@@ -33,8 +32,8 @@ from tests.sweeps.sweep_inputs import (
     all_left,
     attempts,
     folders,
-    holder_of,
     kill_workers,
+    node_killed,
     planned,
     running,
     started,
@@ -176,24 +175,9 @@ def test_four_ranks_over_two_nodes_survive_the_loss_of_one_with_the_same_bits(ca
     alone, plan = (planned(file, f"runtime.runs={tmp_path / name}") for name in ("alone", "spread"))
     with ray_head(nodes=({}, {}, {})) as head:
         head.wait_for_nodes()
-        logged, ended = StringIO(), Event()
-        killed: list[int] = []
-
-        def kill_the_node_of_rank_0() -> None:
-            (folder,) = folders(plan)
-            while not ended.wait(0.02):
-                holder = holder_of(folder) if running(plan) and steps_done(folder) > 4 else None
-                if holder is not None:
-                    killed.append(parent_of(holder))
-                    os.kill(killed[0], signal.SIGKILL)
-                    return
-
-        killer = Thread(target=kill_the_node_of_rank_0)
-        killer.start()
-        with joining(head), redirect_stderr(logged):
+        logged = StringIO()
+        with node_killed(plan, lambda trial: steps_done(trial) > 4) as killed, joining(head), redirect_stderr(logged):
             status = cli.main(["sweep", str(file), "--runs", str(tmp_path / "spread"), "--address", head.gcs])
-        ended.set()
-        killer.join()
     assert (status, len(killed)) == (0, 1), logged.getvalue()
     assert attempts(folders(plan)[0]) >= 8  # two attempts of four ranks; each rank is a process
     assert all_left(plan) == all_left(alone)

@@ -94,7 +94,7 @@ def test_arms_are_top_level_runs_with_means_of_their_seeds_and_trials_are_nested
 
 
 def test_sending_again_changes_nothing_and_deleted_runs_and_databases_are_made_again(
-    done: Plan, uri: str, empty_database: Path, tmp_path: Path
+    done: Plan, uri: str, tmp_path: Path
 ) -> None:
     mirror = Mirror(done)
     assert mirror.sync()

@@ -201,7 +201,7 @@ def test_fewbits_ui_sends_trials_that_were_trained_without_mlflow(
     assert the_run(uri, folder).info.status == "FINISHED"
 
 
-AT_ONCE = 6
+AT_ONCE = 4
 MANY = """
 import os, sys, warnings
 warnings.simplefilter("error", RuntimeWarning)
