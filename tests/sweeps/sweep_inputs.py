@@ -85,6 +85,15 @@ def all_left(plan: Plan) -> dict[str, dict[str, bytes]]:
     return {folder.path.name: left(folder.path) for folder in folders(plan)}
 
 
+def until(there: Callable[[], T], interval: float = 0.01) -> T:
+    """Call `there` every `interval` seconds until its result is true, and return it; fail after PATIENCE seconds."""
+    give_up = time.monotonic() + PATIENCE
+    while not (result := there()):
+        assert time.monotonic() < give_up, "the expected state has not been reached"
+        time.sleep(interval)
+    return result
+
+
 # ------------------------------------------------------------------------------------------------ commands
 
 
@@ -120,12 +129,13 @@ class Command:
 
         Fail if the command ends before that, or if PATIENCE seconds have passed.
         """
-        give_up = time.monotonic() + PATIENCE
-        while not (result := there()):
-            assert self.process.exitcode is None, self.printed
-            assert time.monotonic() < give_up, self.printed
-            time.sleep(interval)
-        return result
+
+        def checked() -> T:
+            result = there()
+            assert result or self.process.exitcode is None, self.printed
+            return result
+
+        return until(checked, interval)
 
 
 def started(

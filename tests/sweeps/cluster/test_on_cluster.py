@@ -8,8 +8,7 @@ import os
 import re
 import signal
 import socket
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, redirect_stderr, suppress
 from io import StringIO
 from pathlib import Path
@@ -24,8 +23,8 @@ from fewbits.sweeps.cluster.submit import run_job
 from fewbits.sweeps.planning import store
 from fewbits.sweeps.running import on_ray
 from tests.messages import names, naming
-from tests.ray_head import PATIENCE, Head, client_environment, joining, ray_head
-from tests.sweeps.sweep_inputs import attempts, folders, node_killed, planned, tiny_file
+from tests.ray_head import Head, client_environment, joining, ray_head
+from tests.sweeps.sweep_inputs import attempts, folders, node_killed, planned, tiny_file, until
 
 CLAIMS_CUDA = {"PYTHONPATH": str(Path(__file__).with_name("claims_cuda"))}
 OF_OLD = {"ONEDNN_MAX_CPU_ISA": "SSE41"}  # environment variables of the node that simulates an old processor
@@ -173,13 +172,22 @@ time.sleep(600)
 """
 
 
-def test_ctrl_c_lets_the_job_come_to_its_end(cluster: Head, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    def press_ctrl_c_once_the_job_runs() -> None:
-        while not (tmp_path / "runs").exists():
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGINT)
+def once(there: Callable[[], object], act: Callable[[], object]) -> None:
+    """Call `act` in another thread when the result of `there` is true."""
 
-    Thread(target=press_ctrl_c_once_the_job_runs).start()
+    def wait() -> None:
+        until(there, 0.05)
+        act()
+
+    Thread(target=wait).start()
+
+
+def press_ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_lets_the_job_come_to_its_end(cluster: Head, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    once((tmp_path / "runs").exists, press_ctrl_c)
     assert run_job(["python", "-c", PATIENT, str(tmp_path / "runs")], cluster.address) == 130
     shown = capfd.readouterr()
     assert shown.out.endswith("at a checkpoint\n")
@@ -191,13 +199,11 @@ def test_a_cluster_that_stays_out_of_reach_is_given_up_and_the_job_is_not(
 ) -> None:
     with closing(FaultyWay(cluster.address)) as way:
 
-        def cut_the_way_once_the_job_is_watched() -> None:
-            while not way.cut:
-                time.sleep(0.05)
+        def cut_the_way() -> None:
             monkeypatch.setattr(submit_module, "PATIENCE", 1.0)
             way.close()
 
-        Thread(target=cut_the_way_once_the_job_is_watched).start()
+        once(lambda: way.cut, cut_the_way)
         assert run_job(["sleep", "600"], way.address) == 1
     assert names(capfd.readouterr().err, "unreachable", "1 s")
 
@@ -230,13 +236,7 @@ def test_a_trial_that_no_node_can_hold_waits_and_is_named_and_the_others_run(
     file = tiny_file(tmp_path, cache, {"seeds": [0, 1, 2], "resources": {"gpus": 4}})
     printed = StringIO()
 
-    def press_ctrl_c_once_the_line_is_there() -> None:
-        give_up = time.monotonic() + PATIENCE
-        while "no node" not in printed.getvalue() and time.monotonic() < give_up:
-            time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    Thread(target=press_ctrl_c_once_the_line_is_there).start()
+    once(lambda: "no node" in printed.getvalue(), press_ctrl_c)
     with redirect_stderr(printed), joining(head):
         assert cli.main(["sweep", str(file), "--runs", str(tmp_path / "runs"), "--address", head.gcs]) == 130
     (line,) = [line for line in printed.getvalue().splitlines() if "no node" in line]

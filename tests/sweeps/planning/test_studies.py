@@ -33,9 +33,6 @@ def test_a_study_names_its_baseline_and_the_recipes_of_its_sweeps() -> None:
         assert study.recipes[0] == "bf16"
     assert {"mor/tensor", "mor/three-way", "e2m1-tensor"} < set(STUDIES["mor"].recipes)
     assert {"gaussws", "diffq"} < set(STUDIES["gaussws"].recipes)
-
-
-def test_studies_are_told_apart() -> None:
     studies = list(STUDIES.values())
     for field in ("name", "arxiv", "title"):
         assert len({getattr(study, field) for study in studies}) == len(studies)

@@ -33,7 +33,6 @@ from tests.messages import names
 from tests.ray_head import parent_of
 from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import (
-    PATIENCE,
     ROOT,
     SOME,
     all_left,
@@ -49,6 +48,7 @@ from tests.sweeps.sweep_inputs import (
     steps_done,
     tiny_file,
     trained_twice,
+    until,
 )
 
 pytestmark = pytest.mark.usefixtures("forked_from_one")
@@ -65,14 +65,6 @@ def plan_of(file: Path, runs: Path) -> Plan:
     return planned(file, f"runtime.runs={runs}")
 
 
-def gone(plan: Plan) -> None:
-    """Wait until no worker process holds the lease of a trial of the plan."""
-    give_up = time.monotonic() + 30
-    while at := running(plan):
-        assert time.monotonic() < give_up, at
-        time.sleep(0.01)
-
-
 def halted_early(plan: Plan) -> dict[int, RunFolder]:
     """Halt (SIGSTOP) workers whose trials still have half of their steps to do; return process id → run folder."""
     halted = {pid: folder for folder in running(plan) if (pid := holder_of(folder)) and send(pid, signal.SIGSTOP)}
@@ -84,11 +76,7 @@ def halted_early(plan: Plan) -> dict[int, RunFolder]:
 
 def wait_for_worker(folder: RunFolder) -> int:
     """Wait until a worker has trained a step of the trial, and return its process id."""
-    give_up = time.monotonic() + PATIENCE
-    while not steps_done(folder) or (worker := holder_of(folder)) is None:
-        assert time.monotonic() < give_up, folder
-        time.sleep(0.01)
-    return worker
+    return until(lambda: (steps_done(folder) and holder_of(folder)) or 0)
 
 
 @contextmanager
@@ -127,7 +115,7 @@ def test_workers_their_server_and_the_driver_are_killed_and_the_same_command_fin
     command.kill()
     for pid in halted:
         send(pid, signal.SIGCONT)
-    gone(plan)
+    until(lambda: not running(plan))
     # The halted workers have died with the driver and did not finish their trials.
     assert [folder.result() for folder in halted.values()] == [None] * len(halted)
     assert sweep(undisturbed.file, runs) == 0
@@ -184,18 +172,15 @@ def test_asked_twice_a_sweep_stops_at_once(undisturbed: Undisturbed, tmp_path: P
     command.until(lambda: "Ctrl-C again: stop at once" in command.printed)
     os.kill(command.pid, signal.SIGINT)
     assert command.end(STOPS_WITHIN / 2) == 130
-    gone(plan)
+    until(lambda: not running(plan))
 
 
 def test_two_drivers_on_one_store_share_its_trials(undisturbed: Undisturbed, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     plan = planned(undisturbed.file, f"runtime.runs={runs}", *SOME)
     other = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL, *SOME)
-    try:
-        assert sweep(undisturbed.file, runs, *SOME) == 0
-        assert other.end() == 0, other.printed
-    finally:
-        other.kill()
+    assert sweep(undisturbed.file, runs, *SOME) == 0
+    assert other.end() == 0, other.printed
     trained = [[steps for steps in reported_steps(folder) if steps] for folder in folders(plan)]
     assert trained == [[list(range(1, 9))]] * 4
     assert all_left(plan) == undisturbed.of(plan)

@@ -14,14 +14,6 @@ from tests.messages import names
 from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import all_left, attempts, folders, planned, reported_steps, tiny_file
 
-ARMS = {
-    "arms": {
-        "trunk": {"overrides": ["recipe=bf16"]},
-        "branch": {"overrides": ["recipe=nvfp4"], "parent": "trunk", "at": 4},
-        "scratch": {"overrides": ["recipe=nvfp4"]},
-    },
-}
-
 
 def leave(trial: Planned, *kinds: str) -> None:
     """Write the run folder of a finished trial whose steps were computed on these kinds, one after the other."""
@@ -74,16 +66,18 @@ def test_a_run_of_another_kind_starts_again_and_finished_ones_are_kept(
 def test_status_has_a_column_of_kinds_where_they_differ(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = planned(tiny_file(tmp_path, cache, ARMS, "arms"), f"runtime.runs={tmp_path / 'runs'}")
-    arguments = ["status", str(tmp_path / "arms.yaml"), "--runs", str(tmp_path / "runs")]
-    trials = {member.cell.arm: plan.trials[member.id] for member in plan.members}
-    leave(trials["trunk"], "amd-avx2")
+    arms = {recipe: {"overrides": [f"recipe={recipe}"]} for recipe in ("bf16", "nvfp4", "mxfp8")}
+    file = tiny_file(tmp_path, cache, {"arms": arms})
+    plan = planned(file, f"runtime.runs={tmp_path / 'runs'}")
+    arguments = ["status", str(file), "--runs", str(tmp_path / "runs")]
+    one, other, _ = plan.trials.values()
+    leave(one, "amd-avx2")
     assert cli.main(arguments) == 0
     assert "amd-avx2" not in capsys.readouterr().out
-    leave(trials["scratch"], "intel-amx", "amd-avx2")
+    leave(other, "intel-amx", "amd-avx2")
     assert cli.main(arguments) == 0
     assert "intel-amx, then amd-avx2" in capsys.readouterr().out
     assert cli.main([*arguments, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    kinds = {"trunk": "amd-avx2", "branch": None, "scratch": "intel-amx, then amd-avx2"}
+    kinds = {"bf16": "amd-avx2", "nvfp4": "intel-amx, then amd-avx2", "mxfp8": None}
     assert {row["place"]["arm"]: row["kind"] for row in rows} == kinds

@@ -26,7 +26,6 @@ from tests.messages import names
 from tests.ray_head import AT_NORMAL_PRIORITY, MARK, joining, kill_all, marked, ray_head, short_folder
 from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import (
-    PATIENCE,
     SOME,
     Command,
     all_left,
@@ -40,6 +39,7 @@ from tests.sweeps.sweep_inputs import (
     steps_done,
     tiny_file,
     trained_twice,
+    until,
 )
 
 
@@ -98,15 +98,9 @@ def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
         time.sleep(random.uniform(0, 1))
     finally:
         first.kill()
-    give_up = time.monotonic() + PATIENCE
-    while running(plan):
-        assert time.monotonic() < give_up, running(plan)
-        time.sleep(0.1)
+    until(lambda: not running(plan))
     again = command("again", finishes_on)
-    try:
-        assert again.end() == 0, again.printed
-    finally:
-        again.kill()
+    assert again.end() == 0, again.printed
     assert all_left(plan) == undisturbed.of(plan)
     assert [trained_twice(folder) for folder in folders(plan)] == [[]] * 4
 
@@ -127,12 +121,9 @@ def test_ranks_share_a_placement_group_and_ctrl_c_stops_a_sweep(
     )
     longs = [one.folder for one in plan.trials.values() if one.parent]
     command = started(tmp_path / "out", "sweep", both, "--runs", tmp_path / "ray", environment=on_ray)
-    try:
-        command.until(lambda: any(map(steps_done, longs)), INTERVAL)
-        os.killpg(command.pid, signal.SIGINT)
-        assert command.end() == 130, command.printed
-    finally:
-        command.kill()
+    command.until(lambda: any(map(steps_done, longs)), INTERVAL)
+    os.killpg(command.pid, signal.SIGINT)
+    assert command.end() == 130, command.printed
     assert "Traceback" not in command.printed
     assert not running(plan)
     assert sorted(map(attempts, longs)) == [0, 2]  # one trial has not started; two ranks of the other wrote its log
@@ -188,7 +179,5 @@ def test_no_process_of_ray_stays_behind_a_driver_that_ended_or_was_killed(enviro
 
     This has to be the file's last test. It waits about a minute.
     """
-    give_up = time.monotonic() + PATIENCE
-    while (left := [marked(mark_of(each)) for each in environments]) != [[]] * len(environments):
-        assert time.monotonic() < give_up, left
-        time.sleep(0.5)  # not less, since each look reads the environments of all processes of this machine
+    # Half a second, since each look reads the environments of all processes of this machine.
+    until(lambda: not any(marked(mark_of(each)) for each in environments), 0.5)

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from fewbits import cli
-from fewbits.experiments.session import Progress
 from fewbits.experiments.storage.run_folder import RunFolder
+from fewbits.experiments.trial import Runtime
 from fewbits.sweeps.tracking import connection, points, runs
 from fewbits.sweeps.tracking.mirror import SINGLE, Tracker
 from tests.experiments.trial_inputs import MOR, Interrupted, left, metric, train, train_until
@@ -19,6 +19,7 @@ from tests.forked_python import run_python
 from tests.sweeps.tracking.tracked import everything, seen
 from tests.sweeps.tracking.tracked import points as sent_points
 
+TRACKED = Runtime(tracking="mlflow")
 ON = ("runtime.tracking=mlflow", "training.steps=9", "evaluation.every=4")
 
 
@@ -90,14 +91,8 @@ def test_a_run_shows_numerics_origin_and_tables_and_sending_again_adds_nothing(
     before = everything(uri, tmp_path, SINGLE)
     for tag in (run.data.tags[runs.SENT], "3 ", "-1 ", "of a user"):  # current, after a kill, of nothing sent, invalid
         client.set_tag(run.info.run_id, runs.SENT, tag)
-        Tracker(_tracked()).saved(folder)
+        Tracker(TRACKED).saved(folder)
         assert everything(uri, tmp_path, SINGLE) == before
-
-
-def _tracked() -> Any:
-    from fewbits.experiments.trial import Runtime
-
-    return Runtime(tracking="mlflow")
 
 
 def test_only_steps_whose_tables_are_complete_are_sent_while_a_trial_runs(cache: Path, tmp_path: Path) -> None:
@@ -122,8 +117,8 @@ def test_an_interrupted_trial_continues_in_its_run(uri: str, cache: Path, tmp_pa
     assert (run.info.status, steps(uri, run)) == ("RUNNING", [0, 1, 2])
     train_until(8, cache, tmp_path, *ON, "seed=1", "runtime.tracking=none")
     assert steps(uri, run) == [0, 1, 2]
-    Tracker(_tracked()).close()  # has sent nothing
-    tracker = Tracker(_tracked())
+    Tracker(TRACKED).close()  # has sent nothing
+    tracker = Tracker(TRACKED)
     tracker.saved(folder)
     tracker.close()
     assert the_run(uri, folder).info.status == "KILLED"
@@ -161,21 +156,6 @@ def test_mlflow_being_away_is_one_warning(
     (message,) = (str(w.message) for w in caught if "MLflow was not updated" in str(w.message))
     assert "\n" not in message
     assert left(folder.path) == left(untracked.path)
-
-
-def test_what_mlflow_missed_while_it_was_away_is_made_up_for(
-    database: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "SHARE", 0)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", nowhere(tmp_path))
-
-    def say(progress: Progress) -> None:
-        if progress.step == 5:
-            monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
-
-    with pytest.warns(RuntimeWarning, match="MLflow was not updated"):
-        folder, _ = train(cache, tmp_path / "runs", *ON, "seed=3", say=say)
-    assert steps(database, the_run(database, folder)) == list(range(9))
 
 
 def test_ctrl_c_is_no_failure_of_mlflow(uri: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +249,7 @@ def test_a_store_that_was_moved_gets_no_artifacts_at_its_old_place(untracked: Ru
     path = untracked.path.rename(tmp_path / "new" / untracked.path.name)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("MLFLOW_TRACKING_URI", uri)
-        Tracker(_tracked()).saved(RunFolder(path, untracked.id))
+        Tracker(TRACKED).saved(RunFolder(path, untracked.id))
     path.rename(untracked.path)
     assert not (tmp_path / "old").exists()
     assert seen(uri, tmp_path / "new", SINGLE)[f"single/{untracked.id}"].info.status == "FINISHED"
