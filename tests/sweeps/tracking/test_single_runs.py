@@ -271,7 +271,7 @@ def test_errors_are_averaged_over_layers_and_their_maximum_is_kept() -> None:
         {"slot": "fprop.w", "error": 0.2, "error_max": 0.2, "flushed": 0.0, "saturated": 1.0},
         {"slot": "weight", "gradient_error": 0.4, "gradient_cosine": 0.9},
     )
-    expected = {"weight_gradient/error": 0.4, "weight_gradient/cosine": 0.9}
+    expected: dict[str, object] = {"weight_gradient/error": 0.4, "weight_gradient/cosine": 0.9}
     for slot, *values in (("fprop.x", pytest.approx(0.2), 0.9, 0.25, 0.0), ("fprop.w", 0.2, 0.2, 0.0, 1.0)):
         kinds = ("error", "error_max", "flushed", "saturated")
         expected |= {f"operand_{kind}/{slot}": value for kind, value in zip(kinds, values, strict=True)}
