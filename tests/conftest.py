@@ -49,7 +49,7 @@ LONG = (
     "analysis/gaussws/test_figures.py",
     "analysis/mor/test_figures.py",
     "experiments/test_training.py",
-    "sweeps/planning/test_every_scale.py",
+    "sweeps/planning/test_studies.py",
     "experiments/test_numerics.py",
     "models/test_quantize.py",
     "commands/test_data.py",
