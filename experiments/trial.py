@@ -175,6 +175,9 @@ class Trial:
         return "-".join(re.sub(r"[^\w.]+", "-", part)[:40].strip("-.") or "unnamed" for part in parts)
 
 
+MOST_THREADS = 1024
+
+
 @dataclass(frozen=True)
 class Runtime:
     """How and where a trial runs; only the device's kind and a CPU's number of threads are part of the trial's id."""
@@ -194,6 +197,8 @@ class Runtime:
         one_of("runtime.tracking", self.tracking, TRACKING)
         for name, least in (("threads", 1), ("keep_checkpoints", 1), ("keep_every", 0)):
             at_least(f"runtime.{name}", getattr(self, name), least)
+        if self.threads > MOST_THREADS:
+            raise ValueError(f"runtime.threads {self.threads}: at most {MOST_THREADS} is expected")
 
 
 def at_least(setting: str, value: int, least: int) -> None:

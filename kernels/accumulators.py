@@ -133,7 +133,11 @@ def _integer(a: Tensor, b: Tensor, scales: tuple[Tensor, Tensor] | None) -> Tens
     if a.dtype != torch.int8 or b.dtype != torch.int8:
         raise ValueError(f"accumulator int32 takes operands in int8, not {a.dtype} and {b.dtype}")
     sums = (a.double() @ b.double()).long().int().float()  # float64 holds these sums exactly
+    if scales is not None and not (len(scales) == 2 and all(isinstance(scale, Tensor) for scale in scales)):
+        raise ValueError("scales: two tensors are expected, one for each operand")
     for axis, scale in enumerate(scales or ()):
+        if scale.dtype != torch.float32:
+            raise ValueError(f"a scale of dtype {scale.dtype} does not fit: float32 is expected")
         if scale.shape not in (torch.Size(()), torch.Size((len(a), 1) if axis == 0 else (1, b.shape[1]))):
             raise ValueError(
                 f"a scale of shape {list(scale.shape)} does not fit: valid shapes are [], and [{len(a)}, 1] for the "

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -100,24 +101,33 @@ class Corpus:
             ends of phases below 1 are fractions.
         """
         first = 0
-        for until, folder in self.phases:
-            end = int(until) if until > 1 else round(until * steps)
-            if step < end or until == 1:
+        for end, folder in self._ends(steps):
+            if end is None or step < end:
                 return Corpus(self.kind, folder), first
             first = end
         return self, 0
 
+    def _ends(self, steps: int) -> Iterator[tuple[int | None, TokenFolder]]:
+        """Yield the step at which each phase ends (None: with the training), and its tokens."""
+        for until, folder in self.phases:
+            yield None if until == 1 else int(until) if until > 1 else round(until * steps), folder
+
     def fresh_tokens(self, steps: int) -> int:
-        """Return the number of tokens of training after which some phase reads text a second time.
+        """Return the number of tokens of training after which text is read a second time.
+
+        It is computed from the share of the steps that read each folder.
 
         steps: the number of steps of training from scratch.
         """
         if not self.phases:
             return self.tokens_in("train")
-        ends = [until * steps if until <= 1 else min(until, steps) for until, _ in self.phases]
-        sizes = [Corpus(self.kind, folder).tokens_in("train") for _, folder in self.phases]
-        shares = [(end - start) / steps for start, end in pairwise([0.0, *ends])]
-        return int(min(size / share for size, share in zip(sizes, shares, strict=True) if share > 0))
+        first, read, folders = 0, Counter[str](), {}
+        for end, folder in self._ends(steps):
+            end = steps if end is None else min(end, steps)
+            read[str(folder.path)] += end - first
+            first, folders[str(folder.path)] = end, folder
+        sizes = {path: Corpus(self.kind, folder).tokens_in("train") for path, folder in folders.items()}
+        return min(sizes[path] * steps // count for path, count in read.items() if count > 0)
 
     def tokens_in(self, split: str) -> int:
         return int(self._tokens(split).size)

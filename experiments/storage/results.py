@@ -140,7 +140,7 @@ def with_stored(run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     return _merged(added, result)
 
 
-def scores_over_training(run: Path) -> pd.DataFrame:
+def scores_over_training(run: str | Path) -> pd.DataFrame:
     """Return the stored results of all checkpoints: the columns step, name (such as tasks.piqa.acc,none) and value.
 
     Evaluations of some questions only (`limit`) and without the recipe (`unquantized`) are left out. If a number was
@@ -150,7 +150,7 @@ def scores_over_training(run: Path) -> pd.DataFrame:
 
     rows = {
         (one.key.step, name): value
-        for one in stored(run)
+        for one in stored(Path(run))
         if _is_whole(one, {"step": one.key.step})
         for name, value in numbers(one.results)
     }
@@ -158,7 +158,7 @@ def scores_over_training(run: Path) -> pd.DataFrame:
     return pd.DataFrame(table, columns=["step", "name", "value"])
 
 
-def best_of_recent(run: Path, name: str, checkpoints: int) -> float | None:
+def best_of_recent(run: str | Path, name: str, checkpoints: int) -> float | None:
     """Return the largest value of a result over the last checkpoints that have it, as the MoR paper selects scores.
 
     name: as in `scores_over_training`. checkpoints: how many. None: no checkpoint has the result.

@@ -105,7 +105,7 @@ def cost_rows(plan: Plan, corpus_tokens: Mapping[str, int | None]) -> Iterator[t
 
 
 def memory_rows(plan: Plan, device_bytes: float) -> Iterator[tuple[tuple[str, ...], str | None]]:
-    """Yield a row (sweep, arm, ranks, GB, PARTS) for each arm and model on GPUs, and why it does not fit, or None.
+    """Yield a row (sweep, arm, model, ranks, GB, PARTS) for each arm and model on GPUs, and a complaint or None.
 
     The numbers are those of one rank. device_bytes: the memory of a GPU.
     """
@@ -119,7 +119,7 @@ def memory_rows(plan: Plan, device_bytes: float) -> Iterator[tuple[tuple[str, ..
             sizes = (memory.total, *(getattr(memory, part) for part in PARTS))
             too_large = memory.total > MARGIN * device_bytes
             reason = f"{sweep}/{arm}: {complaint(planned.trial, ranks, device_bytes)}" if too_large else None
-            yield (sweep, arm, str(ranks), *(f"{part / 1e9:.1f}" for part in sizes)), reason
+            yield (sweep, arm, planned.trial.model.name, str(ranks), *(f"{part / 1e9:.1f}" for part in sizes)), reason
 
 
 def setting_rows(plan: Plan) -> Iterator[tuple[str, ...]]:

@@ -125,8 +125,8 @@ def test_arms_that_do_not_fit_on_a_gpu_are_named_with_the_ranks_that_would(
     assert cli.main(command) == 0
     shown = capsys.readouterr()
     table = [line.split() for line in shown.out.partition("GB a rank")[2].splitlines()[1:]]
-    assert [row[1:3] for row in table] == [["small", "1"], ["deep", "1"]]
-    small, deep = (float(row[3]) for row in table)
+    assert [row[1:4] for row in table] == [["small", "nemotron-nano", "1"], ["deep", "nemotron-nano", "1"]]
+    small, deep = (float(row[4]) for row in table)
     assert small < deep
     assert cli.main([*command, "--gpu-memory", str(deep)]) == 2  # it does not fit, since an arm may use 90 % of it
     errors = capsys.readouterr().err.splitlines()

@@ -43,7 +43,7 @@ def print_memory(plan: Plan, device_bytes: float) -> int:
     arms = list(outline.memory_rows(plan, device_bytes))
     if arms:
         print()
-        print_table(("sweep", "arm", "ranks", "GB a rank", *outline.PARTS), [row for row, _ in arms])
+        print_table(("sweep", "arm", "model", "ranks", "GB a rank", *outline.PARTS), [row for row, _ in arms])
     complaints = [reason for _, reason in arms if reason is not None]
     for text in complaints:
         notice(text)

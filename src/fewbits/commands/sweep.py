@@ -71,6 +71,8 @@ def _dry_run(overrides: Sequence[str], options: argparse.Namespace) -> int:
     from fewbits.sweeps.planning.outline import missing_data, plan_or_outline
     from fewbits.sweeps.planning.stored_plans import changes
 
+    if not options.gpu_memory > 0:
+        raise ValueError(f"--gpu-memory {options.gpu_memory}: a number of GB above 0 is expected")
     planned = plan_or_outline(overrides)
     print_plan(planned, options.parallel, options.backend, options.trials)
     for line in [] if missing_data(planned) else changes(overrides, planned):

@@ -59,6 +59,10 @@ def test_phases_change_the_fingerprint_and_held_out_text_is_that_of_path_or_the_
     assert [int(corpus.windows("validation", 1, 64)[0].max()) for corpus in (phased, other)] == [201, 203]
     assert phased.fresh_tokens(100) == 40_000  # the first half of training reads 20,000 tokens
     assert plain.fresh_tokens(100) == 20_000
+    again = load(config([folders[0], folders[1], folders[0]]), tmp_path)
+    assert again.fresh_tokens(100) == 20_000 * 100 // 75  # the first folder is read in three quarters of the steps
+    by_step = DataConfig(kind="bin", phases=(Phase(folders[0], 30), Phase(folders[1])))
+    assert [load(by_step, tmp_path).fresh_tokens(steps) for steps in (20, 60)] == [20_000, 40_000]
 
 
 def test_a_branch_counts_the_steps_of_phases_from_its_parents_start(

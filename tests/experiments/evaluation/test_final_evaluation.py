@@ -4,6 +4,7 @@ The data are subword tokens. An evaluation that would fail is refused before tra
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,8 @@ def test_tasks_and_texts_are_evaluated_during_training_without_changing_it(
     assert best_of_recent(folder.path, "texts.notes.txt.loss", 2) == max(losses["value"][1:])
     assert best_of_recent(folder.path, "texts.notes.txt.loss", 9) == max(losses["value"])
     assert best_of_recent(folder.path, "tasks.other.acc", 2) is None
-    settings = {"step": 2, "again": True, "include_path": str(tasks), "runtime": Runtime(cache=str(cache))}
+    shutil.rmtree(folder.path / "evaluations")
+    settings = {"step": 2, "include_path": str(tasks), "runtime": Runtime(cache=str(cache))}
     again = evaluate(folder.path, ["toy"], texts=[tmp_path / "notes.txt"], **settings)  # type: ignore[arg-type]
     assert again["texts"]["notes.txt"]["loss"] == losses["value"].iloc[0]
     assert again["tasks"]["toy"]["acc,none"] == scores["value"].iloc[0]
