@@ -36,7 +36,7 @@ class EffectsFigure:
     id: str
     title: str = "Effects of all arms, and the noise"
     margins: tuple[str, ...] = ()  # the ids of the claims whose margins are drawn
-    # SWEEP/ARM → the key, in `numbers` of papers/STUDY.yaml, of the paper's number for the arm's change.
+    # SWEEP/ARM → the key, in `numbers` of studies/STUDY/paper.yaml, of the paper's number for the arm's change.
     paper: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     groups: tuple[Group, ...] = ()

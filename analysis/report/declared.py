@@ -9,7 +9,7 @@ from functools import cache, partial
 import yaml
 
 from fewbits.analysis.engine.claims.schema import studies_with_claims
-from fewbits.analysis.engine.results.arms import STUDIES
+from fewbits.analysis.engine.results.paper import STUDIES
 from fewbits.analysis.figures.effects import EffectsFigure, effects_picture
 from fewbits.analysis.figures.ood import OodFigure, ood_figure
 from fewbits.analysis.figures.probes import ProbesFigure, probes_figure
@@ -51,7 +51,7 @@ def declared(study: str) -> Declared:
 def declared_figures(study: str) -> Iterator[tuple[str, str | None, MakeFigure]]:
     """Yield the id, the title and the drawing function of each figure that the study declares.
 
-    The title is None for a figure of the paper, whose title is in `papers/STUDY.yaml`.
+    The title is None for a figure of the paper, whose title is in `analysis/studies/STUDY/paper.yaml`.
     """
     found = declared(study)
     for training in found.training:

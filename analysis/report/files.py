@@ -17,6 +17,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from fewbits.analysis.engine.results.paper import STUDIES as STUDY_FOLDERS
 from fewbits.analysis.report.fingerprint import MADE_OF, made_of, record, unchanged
 from fewbits.analysis.report.items import FigureResult, TableResult
 from fewbits.analysis.report.notebook import execute
@@ -26,10 +27,8 @@ from fewbits.analysis.tidy.selection import notebook_parameters
 from fewbits.analysis.views.numbers import anchor
 from fewbits.analysis.views.tables import latex
 from fewbits.common.atomic import folder_atomically, remove_folder
-from fewbits.common.from_dict import one_of
 from fewbits.sweeps.planning.studies import STUDIES
 
-NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 INDEX = "index.html"
 
 
@@ -57,9 +56,7 @@ def write_report(overrides: Sequence[str], reports: Path) -> Written:
 
 
 def _files(study: str, set_in: Mapping[str, Any]) -> dict[str, str | bytes]:
-    notebooks = {path.stem: path for path in sorted(NOTEBOOKS.glob("*.py"))}
-    one_of("study with a report", study, notebooks)
-    executed = execute(notebooks[study], set_in)
+    executed = execute(STUDY_FOLDERS / study / "notebook.py", set_in)
     report: StudyReport = executed.names[study]
     if unshown := list(report.unshown()):
         raise ValueError(f"the notebook of {study} does not show {', '.join(unshown)}; add cells that show them")

@@ -2,7 +2,7 @@
 
 The table shows a scale if the folder of reports has a report of it. The verdicts are read from each report's
 verdicts.json, so the page agrees with the reports. The texts of the claims are read from the installed
-`papers/claims/STUDY.yaml`, not from the reports.
+`analysis/studies/STUDY/claims.yaml`, not from the reports.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
     @figure("mor", "Figure 5")
     def figure_5(results: Results) -> Picture: …
 
-Titles of the paper's tables and figures come from `papers/STUDY.yaml`. A table or figure of our own is registered with
+Titles of the paper's tables and figures come from `studies/STUDY/paper.yaml`. Those of our own are registered with
 a title; reports show it after the paper's and mark it as ours. Tables and figures that `tables.yaml` and `figures.yaml`
-declare need no function. Claims are not registered; `papers/claims/STUDY.yaml` has them (engine/claims/schema.py).
+declare need no function. Claims are not registered; `studies/STUDY/claims.yaml` has them (engine/claims/schema.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Generic, TypeVar
 
-from fewbits.analysis.engine.results.arms import STUDIES as FOLDER
+from fewbits.analysis.engine.results.paper import STUDIES as FOLDER
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.report.items import MakeFigure, MakeTable
 from fewbits.common.from_dict import one_of
@@ -113,6 +113,8 @@ def load(registry: StudyRegistry) -> None:
     from fewbits.analysis.report.declared import declared_figures, declared_tables
 
     for path in sorted((FOLDER / registry.study).glob("*.py")):
+        if path.stem == "notebook":
+            continue
         import_module(f"fewbits.analysis.studies.{registry.study}.{path.stem}")
     if registry.loaded:
         return

@@ -276,7 +276,7 @@ class StudyReport:
         """Return a table, with a row for each item of the paper whose values the paper does not state as numbers.
 
         An item is a row of one of the paper's tables, a figure, or a single number; the column `number` names it. The
-        column `source` says where the values in the folder `papers/` of this package are from, for example from a
+        column `source` says where the values in the study's file `paper.yaml` are from, for example from a
         figure, or that they are not known.
         """
         numbers = remarks.not_printed(self.paper)

@@ -66,7 +66,7 @@ class Provenance:
 
     @property
     def _used_seed_warnings(self) -> list[str]:
-        """A warning if results of planned seeds were known when the sweep was designed (papers/planning/seeds.yaml)."""
+        """A warning if results of planned seeds were known when the sweep was designed (engine/claims/seeds.yaml)."""
         study, seeds = self.results.plan.sweeps[0].study, {member.cell.seed for member in self.results.members}
         pilots = pilots_of(study, self.results.scale_name, sorted(seeds))
         listed = ", ".join(map(str, pilots))

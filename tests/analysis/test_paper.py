@@ -5,13 +5,14 @@ import math
 import pytest
 import yaml
 
-from fewbits.analysis.engine.results.paper import FOLDER, Paper, paper
+from fewbits.analysis.engine.results.paper import STUDIES as FOLDER
+from fewbits.analysis.engine.results.paper import Paper, paper
 from fewbits.common.from_dict import from_dict
 from fewbits.models.networks.presets import MODELS
 from fewbits.sweeps.planning.studies import STUDIES
 from tests.messages import naming
 
-PAPERS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+PAPERS = sorted(path.parent.name for path in FOLDER.glob("*/paper.yaml"))
 COUNTS = {"mor": (4, 21), "nvfp4": (5, 14), "gaussws": (4, 8), "primer": (3, 0)}  # tables, figures
 
 
@@ -145,15 +146,15 @@ def test_what_is_lost_is_none() -> None:
 
 
 def test_mistakes_in_a_paper_are_named() -> None:
-    data = yaml.safe_load((FOLDER / "mor.yaml").read_text("utf-8"))
+    data = yaml.safe_load((FOLDER / "mor" / "paper.yaml").read_text("utf-8"))
     data["tables"][1]["rows"][0]["values"].pop()
     with pytest.raises(ValueError, match=naming("Table 2, loss", "7 values", "8 columns")):
         from_dict(Paper, data)
-    data = yaml.safe_load((FOLDER / "mor.yaml").read_text("utf-8"))
+    data = yaml.safe_load((FOLDER / "mor" / "paper.yaml").read_text("utf-8"))
     data["tables"][1]["id"] = "Table 1"
     with pytest.raises(ValueError, match=naming("mor", "Table 1")):
         from_dict(Paper, data)
-    data = yaml.safe_load((FOLDER / "mor.yaml").read_text("utf-8"))
+    data = yaml.safe_load((FOLDER / "mor" / "paper.yaml").read_text("utf-8"))
     data["numbers"]["threshold"]["source"] = "guessed"
     with pytest.raises(ValueError, match=naming("threshold", "guessed", "printed, inferred, lost")):
         from_dict(Paper, data)

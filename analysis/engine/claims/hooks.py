@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, TypeVar, cast
 
-from fewbits.analysis.engine.results.arms import STUDIES as FOLDER
 from fewbits.analysis.engine.results.data import Exact, Measured
 from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.paper import STUDIES as FOLDER
 
 Numbers = Mapping[str, float]
 Between = Callable[[str, str], float | None]

@@ -27,7 +27,7 @@ COVERED = 0.5
 
 
 def judge_study(study: str, results: Results) -> dict[str, Verdict]:
-    """Return the verdicts of a study's claims by claim id, in the order of papers/claims/STUDY.yaml."""
+    """Return the verdicts of a study's claims by claim id, in the order of analysis/studies/STUDY/claims.yaml."""
     load_hooks(study)
     return judge_claims(load_claims(study), results)
 

@@ -1,7 +1,7 @@
 """Compute what a planned study can show: the minimum detectable effect (MDE) of each comparison.
 
 MDEs follow from the number of planned seeds and from the spread over seeds in earlier runs
-(papers/planning/spreads.yaml). The planned seeds cannot decide a comparison in three cases:
+(spreads.yaml). The planned seeds cannot decide a comparison in three cases:
 
 * there are fewer than two seeds;
 * the test has to show that the effect is smaller than the margin (`no_worse`, `equivalent`), and MDE > margin;
@@ -31,7 +31,7 @@ from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.engine.statistics.power import planned_effect
 from fewbits.common.from_dict import from_dict
 
-FILE = Path(__file__).parents[2] / "papers" / "planning" / "spreads.yaml"
+FILE = Path(__file__).with_name("spreads.yaml")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Preview:
 
 @cache
 def measured_spreads() -> tuple[MeasuredSpread, ...]:
-    """Return the rows of papers/planning/spreads.yaml."""
+    """Return the rows of spreads.yaml."""
     return tuple(from_dict(MeasuredSpread, entry, FILE.name) for entry in yaml.safe_load(FILE.read_text("utf-8")))
 
 
@@ -212,7 +212,7 @@ def preview_lines(previews: Iterable[Preview]) -> list[str]:
             lines.append(f"  {claim:4} {_shown(worst.comparison, worst.mde or 0.0)}{margin}, {worst.seeds} seeds{note}")
     if len(lines) == 1:
         lines = [
-            "minimum detectable effects are unknown, because analysis/papers/planning/spreads.yaml has no row for this "
+            "minimum detectable effects are unknown, because analysis/engine/claims/spreads.yaml has no row for this "
             "study and scale; to print rows from finished runs: fewbits claims … --spreads"
         ]
     undecidable = [one for one in previews if one.undecidable]

@@ -1,4 +1,4 @@
-"""The dataclasses of claims and controls, which are read from `papers/claims/STUDY.yaml`.
+"""The dataclasses of claims and controls, which are read from `studies/STUDY/claims.yaml`.
 
 A claim has one or several parts. A part names a test, arms, metrics and a margin, and expands to one comparison for
 each combination of an arm, a metric and an axis value (`comparisons`). Python hooks (engine/claims/hooks.py) compute
@@ -19,10 +19,9 @@ import yaml
 from fewbits.analysis.engine.claims import formulas
 from fewbits.analysis.engine.claims.formulas import Term
 from fewbits.analysis.engine.results.arms import ArmTable
-from fewbits.analysis.engine.results.paper import distinct, named
+from fewbits.analysis.engine.results.paper import STUDIES, distinct, named
 from fewbits.common.from_dict import from_dict, one_of
 
-FOLDER = Path(__file__).parents[2] / "papers" / "claims"
 REACHES = ("any", "mechanism", "outcome")
 ABSENCES = ("contradicts", "not-seen")
 DIRECTIONS = ("higher", "lower")
@@ -50,17 +49,17 @@ class Margin:
 
 @dataclass(frozen=True)
 class Printed:
-    """The paper's own effect for a comparison: where it is in papers/STUDY.yaml, or the effect itself in `value`.
+    """The paper's own effect for a comparison: where it is in the study's paper.yaml, or the effect itself in `value`.
 
     row, column, baseline and number may contain `{arm}`, `{baseline}`, `{metric}` and `{value}`, which are replaced by
     the Comparison's fields with these names. `{value}` is a value of an axis, not the field `value` of this class.
     """
 
-    table: str = ""  # the id of a table in papers/STUDY.yaml
+    table: str = ""  # the id of a table in studies/STUDY/paper.yaml
     row: str = "{metric}"  # the id of the table's row
     column: str = "{arm}"  # the id of the table's column for the arm
     baseline: str = ""  # the id of the baseline's column; if empty, the cell of `column` is the effect
-    number: str = ""  # instead of a table: the key of a number in `numbers` of papers/STUDY.yaml
+    number: str = ""  # instead of a table: the key of a number in `numbers` of studies/STUDY/paper.yaml
     value: float | None = None  # instead of a table or number: the effect, from the paper's plots or sentences
     negative: bool = False  # `number` or `value` says by how much the arm is below its baseline, so the effect is < 0
 
@@ -316,9 +315,9 @@ def load_claims(study: str) -> StudyClaims:
     """Return the claims and controls of a study; raise ValueError if the file is not valid."""
     one_of("study", study, studies_with_claims())
     try:
-        return from_dict(StudyClaims, yaml.safe_load((FOLDER / f"{study}.yaml").read_text("utf-8")))
+        return from_dict(StudyClaims, yaml.safe_load((STUDIES / study / "claims.yaml").read_text("utf-8")))
     except ValueError as error:
-        raise ValueError(f"claims/{study}.yaml: {error}") from None
+        raise ValueError(f"{study}/claims.yaml: {error}") from None
 
 
 def claims_from(file: Path, study: str) -> StudyClaims:
@@ -346,8 +345,8 @@ def claim_ids(study: str) -> tuple[str, ...]:
 
 
 def studies_with_claims() -> tuple[str, ...]:
-    """Return the names of the studies that have a file in papers/claims/, sorted."""
-    return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+    """Return the names of the studies that have a claims.yaml, sorted."""
+    return tuple(sorted(path.parent.name for path in STUDIES.glob("*/claims.yaml")))
 
 
 def comparisons(claim: Claim | ControlClaim, arms: ArmTable | None = None) -> tuple[Comparison, ...]:

@@ -1,4 +1,4 @@
-"""Read papers/planning/seeds.yaml: the seeds of pilot runs whose results influenced a study's design.
+"""Read seeds.yaml: the seeds of pilot runs whose results influenced a study's design.
 
 The design is, for example, the margins, the lengths of runs or the wording of claims. A study's claims must not be
 tested with these seeds, since they are no independent evidence.
@@ -15,7 +15,7 @@ import yaml
 
 from fewbits.common.from_dict import from_dict
 
-FILE = Path(__file__).parents[2] / "papers" / "planning" / "seeds.yaml"
+FILE = Path(__file__).with_name("seeds.yaml")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Generate docs/claims.md from papers/claims/*.yaml: every claim with the paper's sentence and what we test."""
+"""Generate docs/claims.md from studies/*/claims.yaml: every claim with the paper's sentence and what we test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fewbits.analysis.engine.results.amounts import amount
 HEAD = """\
 # Claims
 
-`fewbits claims --table` generates this page from `analysis/papers/claims/*.yaml`; a test checks that it is up to date.
+`fewbits claims --table` generates this page from `analysis/studies/*/claims.yaml`; a test checks that it is up to date.
 Numbers in square brackets are missing from the paper's text as we have it; we restored them.
 
 * *Reach* says where a claim can be decided: `any` (arithmetic, true at any scale), `mechanism` (about tensors of a

@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
-from pathlib import Path
 
 import yaml
 
-from fewbits.analysis.engine.results.paper import distinct
+from fewbits.analysis.engine.results.paper import STUDIES, distinct
 from fewbits.common.from_dict import from_dict, one_of
 
-STUDIES = Path(__file__).parents[2] / "studies"
 FILE = "arms.yaml"
 BASELINE = "bf16"  # the name of the default baseline
 AGAIN = "bf16-again"  # the arm of A/A comparisons: like bf16, but its sums are rounded in another order

@@ -1,4 +1,4 @@
-"""Read a paper's tables, figures and numbers from `papers/STUDY.yaml`, each with its source and in the paper's order.
+"""Read a paper's tables, figures and numbers from `studies/STUDY/paper.yaml`, with sources and in the paper's order.
 
 Titles and captions are in our words. All numbers are the paper's, none is computed. A number that is missing from the
 paper's text as we have it is null in the YAML file and None here.
@@ -16,7 +16,7 @@ import yaml
 
 from fewbits.common.from_dict import from_dict, one_of
 
-FOLDER = Path(__file__).parents[2] / "papers"
+STUDIES = Path(__file__).parents[2] / "studies"
 BETTER = ("", "lower", "higher")
 FIGURES = ("schematic", "curves", "heat map", "bars", "points")
 
@@ -164,9 +164,9 @@ T = TypeVar("T", bound=HasId)
 @cache
 def paper(study: str) -> Paper:
     """Return the paper of a study; raise ValueError if its file is not valid."""
-    one_of("paper", study, sorted(path.stem for path in FOLDER.glob("*.yaml")))
+    one_of("paper", study, sorted(path.parent.name for path in STUDIES.glob("*/paper.yaml")))
     try:
-        return from_dict(Paper, yaml.safe_load((FOLDER / f"{study}.yaml").read_text("utf-8")))
+        return from_dict(Paper, yaml.safe_load((STUDIES / study / "paper.yaml").read_text("utf-8")))
     except ValueError as error:
         raise ValueError(f"{study}.yaml: {error}") from None
 

@@ -1,6 +1,6 @@
 """Compute what the primer's texts state about blocks that share a scale: errors, bits, transposes, rotation, rounding.
 
-001 is the first of the two texts (papers/primer.yaml).
+001 is the first of the two texts (analysis/studies/primer/paper.yaml).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Check claims of the primer's two texts (001, 002) about scales, blocks, rounding and sums.
 
-They are checked each time a report is made. The claims are in papers/claims/primer.yaml.
+They are checked each time a report is made. The claims are in analysis/studies/primer/claims.yaml.
 """
 
 from __future__ import annotations

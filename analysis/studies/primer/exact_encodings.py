@@ -1,6 +1,6 @@
 """Check claims of the primer's first text (001) about exponents, subnormals, steps and encodings.
 
-Claims about formats are checked over all codes. The claims are in papers/claims/primer.yaml.
+Claims about formats are checked over all codes. The claims are in analysis/studies/primer/claims.yaml.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Check claims of the primer's two texts (001, 002) about formats, casts and code, each time a report is made.
 
-The claims are in papers/claims/primer.yaml.
+The claims are in analysis/studies/primer/claims.yaml.
 """
 
 from __future__ import annotations

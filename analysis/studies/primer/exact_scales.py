@@ -1,6 +1,6 @@
 """Check claims of the primer's two texts (001, 002) about scales: where they apply, their cost, what they preserve.
 
-The claims are in papers/claims/primer.yaml.
+The claims are in analysis/studies/primer/claims.yaml.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Check claims of the primer's second text (002) about overflow, sums, memory and its code examples.
 
-The claims are in papers/claims/primer.yaml.
+The claims are in analysis/studies/primer/claims.yaml.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Draw the values of number formats, the steps between them, and casts without scales.
 
-The casts are of the numbers that the second text prints (002 in papers/primer.yaml).
+The casts are of the numbers that the second text prints (002 in analysis/studies/primer/paper.yaml).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compute what the primer's two texts state about formats, casts and integer codes, with the kernels of fewbits.
 
-001 and 002 are the two texts (papers/primer.yaml).
+001 and 002 are the two texts (analysis/studies/primer/paper.yaml).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ examples:
   fewbits claims study=mor scale=cpu
   fewbits claims study=mor scale=smoke --json
   fewbits claims --table > docs/claims.md         write the table of all claims and their tests, which needs no results
-  fewbits claims study=mor scale=cpu --spreads    print rows for analysis/papers/planning/spreads.yaml
+  fewbits claims study=mor scale=cpu --spreads    print rows for analysis/engine/claims/spreads.yaml
 """
 # The columns of the printed list. repeats: the number of seeds or trials; mde: the minimum detectable effect.
 HEADS = ("claim", "verdict", "effect", "90 % interval", "repeats", "mde", "margin or bound", "statement")

@@ -1,4 +1,4 @@
-"""Test that no scale plans seeds whose earlier results influenced the design (analysis/papers/planning/seeds.yaml)."""
+"""Test that no scale plans seeds whose earlier results influenced the design (analysis/engine/claims/seeds.yaml)."""
 
 import re
 from pathlib import Path

@@ -22,8 +22,8 @@ from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.report.notebook import execute
 from tests.analysis.report.report_inputs import Made, read_page
 
-NOTEBOOKS = Path(__file__).parents[3] / "analysis" / "notebooks"
-STUDIES = sorted(path.stem for path in NOTEBOOKS.glob("*.py"))
+NOTEBOOKS = Path(__file__).parents[3] / "analysis" / "studies"
+STUDIES = sorted(path.parent.name for path in NOTEBOOKS.glob("*/notebook.py"))
 PROBE = """
 import json
 from matplotlib.figure import Figure
@@ -37,7 +37,7 @@ print(json.dumps([states, isinstance(items[0], DataFrame), isinstance(items[1], 
 def as_ipynb(study: str, folder: Path) -> Path:
     """Write the study's notebook as an .ipynb file into this folder, and return the file's path."""
     path = folder / f"{study}.ipynb"
-    nbformat.write(jupytext.read(NOTEBOOKS / f"{study}.py"), path)
+    nbformat.write(jupytext.read(NOTEBOOKS / study / "notebook.py"), path)
     return path
 
 
@@ -74,7 +74,7 @@ def test_a_reports_notebook_finds_its_store_where_it_lies(original: Made) -> Non
 def test_a_notebooks_source_runs_as_percent_cells_and_finds_the_store_above(original: Made, tmp_path: Path) -> None:
     (tmp_path / "notebooks").mkdir()
     shutil.copytree(original.store, tmp_path / "runs")
-    source = (NOTEBOOKS / "mor.py").read_text()
+    source = (NOTEBOOKS / "mor" / "notebook.py").read_text()
     cells = [cell.partition("\n")[2] for cell in re.split(r"^# %%", source, flags=re.MULTILINE)[1:]]
     code = [cell for cell in cells if cell.strip() and not cell.startswith("#")][:3]
     assert [len(re.findall(r"^study|^from|^mor", cell, re.MULTILINE)) > 0 for cell in code] == [True] * 3
