@@ -95,7 +95,7 @@ def smoothed(frame: pd.DataFrame, results: Results) -> pd.DataFrame:
     parts = []
     for (trial, _), one in frame.drop_duplicates(["id", "arm", "step"]).groupby(["id", "arm"], sort=False):
         width = max(1, results.plan.trials[str(trial)].trial.training.steps // POINTS)
-        place = np.arange(len(one)) // width
+        place = (one["step"] - one["step"].min()).to_numpy() // width  # an archive has no row for each step
         means = one.groupby(place)["value"].mean()
         parts.append(one.groupby(place).last().assign(value=means))
     return pd.concat(parts, ignore_index=True) if parts else frame

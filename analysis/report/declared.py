@@ -8,7 +8,6 @@ from functools import cache, partial
 
 import yaml
 
-from fewbits.analysis.engine.claims.schema import studies_with_claims
 from fewbits.analysis.engine.results.paper import STUDIES
 from fewbits.analysis.figures.effects import EffectsFigure, effects_picture
 from fewbits.analysis.figures.ood import OodFigure, ood_figure
@@ -16,8 +15,6 @@ from fewbits.analysis.figures.probes import ProbesFigure, probes_figure
 from fewbits.analysis.figures.training import TrainingFigure, training_figure
 from fewbits.analysis.report.items import MakeFigure, MakeTable
 from fewbits.analysis.tables.arms import ArmsTable, arms_table
-from fewbits.analysis.tables.noise import NoiseRows, noise_table
-from fewbits.analysis.tables.power import power_table
 from fewbits.common.from_dict import from_dict
 
 FILES = ("figures.yaml", "tables.yaml")
@@ -31,7 +28,6 @@ class Declared:
     ood: tuple[OodFigure, ...] = ()
     effects: tuple[EffectsFigure, ...] = ()
     probes: ProbesFigure | None = None
-    noise: tuple[NoiseRows, ...] = ()
     arms: tuple[ArmsTable, ...] = ()
 
 
@@ -65,15 +61,7 @@ def declared_figures(study: str) -> Iterator[tuple[str, str | None, MakeFigure]]
 
 
 def declared_tables(study: str) -> Iterator[tuple[str, str, MakeTable]]:
-    """Yield the id, the title and the making function of each table that the study declares, and of the table "Power".
-
-    None of them is a table of the paper. "Power" is yielded for each study with claims, without a declaration.
-    """
+    """Yield the id, the title and the making function of each table that the study declares; none is the paper's."""
     found = declared(study)
-    if found.noise:
-        title = "Differences between trials that should be equal"
-        yield "Noise", title, partial(noise_table, study=study, of=found.noise)
-    if study in studies_with_claims():
-        yield "Power", "Effects that comparisons of losses can detect", partial(power_table, study=study)
     for one in found.arms:
         yield one.id, one.title, partial(arms_table, study=study, of=one)

@@ -22,7 +22,7 @@ import pandas as pd
 from markupsafe import escape
 
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.results.rows import standing
+from fewbits.analysis.engine.results.rows import columns, standing
 from fewbits.analysis.tidy.export import write_export
 from fewbits.analysis.tidy.long import LABELS, TABLES, long_frame
 from fewbits.analysis.tidy.selection import PathLike, selection, whole_store
@@ -224,7 +224,7 @@ def _typed(text: str) -> Any:
 def _row(place: Place, folder: RunFolder, trial: Trial) -> dict[str, Any]:
     """Return the row of a place in the frame of trials: labels, axes, state, measured numbers and settings."""
     labels = {name: getattr(place, name) for name in ("study", "scale", "sweep", "arm", "seed")}
-    measured = {name: value for name, value in standing(folder, trial).items() if name != "computed"}
+    measured = {name: value for name, value in columns(folder, trial, standing(folder)).items() if name != "computed"}
     of_trial = {"model": measured.pop("model"), "recipe": measured.pop("recipe"), "data": trial.data.kind}
     settings = dict(_settings(trial.to_dict()))
     of_run = {**labels, **of_trial}

@@ -21,8 +21,6 @@ from fewbits.analysis.report.fingerprint import sources
 from fewbits.analysis.views.html import render
 from fewbits.analysis.views.numbers import number
 from fewbits.common.wording import plural
-from fewbits.experiments.environment import environments
-from fewbits.experiments.identity import is_current
 from fewbits.experiments.numerics import label
 from fewbits.experiments.storage.run_folder import HASH
 from fewbits.models.recipe import FP8
@@ -44,12 +42,10 @@ class Provenance:
 
     @cached_property
     def finished(self) -> list[tuple[Planned, dict[str, Any]]]:
-        """The pairs (trial, content of its provenance.json) for all trials that have a result."""
-        return [
-            (planned, planned.folder.provenance() or {})
-            for planned in self.results.plan.trials.values()
-            if store.state(planned.folder) in store.OVER
-        ]
+        """The pairs (trial, `Files.provenance`) of all trials that have a result."""
+        over = {row["id"] for row in self.results.rows if row["state"] in store.OVER}
+        trials = self.results.plan.trials
+        return [(trials[key], self.results.files.provenance(trials[key])) for key in trials if key in over]
 
     def values(self, key: str) -> Counter[str]:
         """Return {value: number of trials} for one key of the trials' provenance.json."""
@@ -57,7 +53,7 @@ class Provenance:
 
     @property
     def _same_sources(self) -> bool:
-        return len({label(record.get("identity", {})) for _, record in self.finished}) == 1
+        return len({record["sources"] for _, record in self.finished}) == 1
 
     @property
     def notices(self) -> list[str]:
@@ -77,7 +73,7 @@ class Provenance:
     @property
     def _not_installed_sources(self) -> list[str]:
         """A warning if some of the trials were computed by code that may give other bits than the installed code."""
-        other = [(planned, record) for planned, record in self.finished if not is_current(record)]
+        other = [(planned, record) for planned, record in self.finished if not record["current"]]
         if not other:
             return []
         commits = sorted({str(record["git"])[:10] for _, record in other if record.get("git")})
@@ -108,7 +104,7 @@ class Provenance:
 
         An environment is a record of the machine and software that computed a trial, in its provenance.json.
         """
-        records = (environment for _, record in self.finished for environment in environments(record))
+        records = (environment for _, record in self.finished for environment in record["environments"])
         values = {str(environment[key]) for environment in records if environment.get(key) is not None}
         return ", ".join(sorted(values)) or "unknown"
 

@@ -107,7 +107,7 @@ def save_plan(plan: Plan, overrides: Sequence[str]) -> Path:
     label = "-".join(dict.fromkeys((plan.sweeps[0].study, plan.sweeps[0].scale)))
     path = plan.store / FOLDER / f"{label}-{selection_hash(overrides)}.json"
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    content = json.loads(json.dumps({"overrides": selection(overrides), **_encoded(plan)}))
+    content = json.loads(json.dumps({"overrides": selection(overrides), **encoded(plan)}))
     stored = read_json(path) or {}
     if "time" not in stored or {key: stored.get(key) for key in content} != content:  # an equal plan keeps its time
         head = {"fewbits": __version__, "git": commit(), "time": now}
@@ -162,7 +162,7 @@ def _loaded(path: Path, runs: Path) -> StoredPlan:
     try:
         if data is None:
             raise ValueError("no JSON object")
-        return StoredPlan(_decoded(data, runs), tuple(data["overrides"]), data["time"])
+        return StoredPlan(decoded(data, runs), tuple(data["overrides"]), data["time"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"no key {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise UnusablePlan(
@@ -197,7 +197,8 @@ def changes(overrides: Sequence[str], new: Plan) -> list[str]:
 # -------------------------------------------------------------------------------- JSON
 
 
-def _encoded(plan: Plan) -> dict[str, Any]:
+def encoded(plan: Plan) -> dict[str, Any]:
+    """Return a plan as the content of JSON, without the path of its store."""
     return {
         "sweeps": [asdict(sweep) for sweep in plan.sweeps],
         "members": [asdict(replace(member, cell=_without_store(member.cell))) for member in plan.members],
@@ -212,7 +213,7 @@ def _without_store(cell: Cell) -> Cell:
 
 def _trial(planned: Planned) -> dict[str, Any]:
     trial = planned.trial
-    if planned.parent is not None:  # `_decoded` sets the path of the parent's folder again
+    if planned.parent is not None:  # `decoded` sets the path of the parent's folder again
         trial = replace(trial, branch=Branch(None, trial.branch.step))
     changed: dict[str, Any] = {"trial": trial.to_dict(), "runtime": asdict(replace(planned.runtime, runs=""))}
     changed |= {"resources": asdict(planned.resources), "keep": sorted(planned.keep)}
@@ -220,7 +221,8 @@ def _trial(planned: Planned) -> dict[str, Any]:
     return {"folder": planned.folder.path.name, **same, **changed}
 
 
-def _decoded(data: Mapping[str, Any], runs: Path) -> Plan:
+def decoded(data: Mapping[str, Any], runs: Path) -> Plan:
+    """Return the plan that `encoded` has described, over the store `runs`."""
     folders = {name[-HASH:]: name for name in os.listdir(runs)} if runs.is_dir() else {}
     trials: dict[str, Planned] = {}
     for row in data["trials"]:

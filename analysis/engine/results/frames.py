@@ -1,4 +1,4 @@
-"""Read the trials of a plan and their results in the store as DataFrames (`Results`).
+"""Read the trials of a plan and their results, in the store or in an archive, as DataFrames (`Results`).
 
 The table of trials has one row for each place, which is a cell of a sweep's grid: an arm, values of its axes and a
 seed. A place without a result (its trial is missing, running or failed) also has a row; the columns `state` and
@@ -7,11 +7,12 @@ seed. A place without a result (its trial is missing, running or failed) also ha
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -19,14 +20,27 @@ from pyarrow.parquet import ParquetFile
 
 from fewbits.analysis.engine.results.alike import usual_kind
 from fewbits.analysis.engine.results.amounts import amount
-from fewbits.analysis.engine.results.rows import LABELS, STANDING, labels, place_name, standing
+from fewbits.analysis.engine.results.rows import (
+    LABELS,
+    STANDING,
+    Standing,
+    columns,
+    labels,
+    place_name,
+    standing,
+)
 from fewbits.common.from_dict import one_of
+from fewbits.common.store_folder import BENCH
 from fewbits.common.wording import enumeration
+from fewbits.experiments.environment import environments
+from fewbits.experiments.identity import is_current
+from fewbits.experiments.numerics import label
 from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.cost import parameters_of
-from fewbits.sweeps.planning.plan import Member, Plan
+from fewbits.sweeps.planning.plan import Member, Plan, Planned
 
 EVALUATED = ("validation_loss", "ood_loss", "parameter_norm")  # columns that are missing before the first evaluation
+ENVIRONMENT = ("kind", "processor", "backend", "torch", "python")  # what a report says about a trial's machine
 LATE_STEPS = 4  # `late` takes the mean over at least this many steps
 
 T = TypeVar("T")
@@ -41,7 +55,7 @@ class Damaged(ValueError):
 
 @dataclass
 class Files:
-    """A cache of Parquet files: several places of a plan may have the same trial, whose file is then read once."""
+    """Read the run folders of a store; each file once, since several places of a plan may have the same trial."""
 
     tables: dict[Path, pd.DataFrame] = field(default_factory=dict)
 
@@ -59,6 +73,54 @@ class Files:
                 ) from None
         return self.tables[path]
 
+    def standing(self, planned: Planned) -> Standing:
+        """Return how far the trial is, and its measured numbers."""
+        return standing(planned.folder)
+
+    def table(self, planned: Planned, name: str) -> pd.DataFrame | None:
+        """Return the table NAME of the trial's run folder, such as metrics.parquet; None if the trial has none."""
+        path = planned.folder.path / name
+        return self.read(path) if path.is_file() else None
+
+    def late(self, results: Results, metric: str) -> dict[str, float]:
+        """Return {trial id: mean of the metric over the last tenth of the steps} for the trials of these results."""
+        means = {}
+        for key, curve in results.curves(metric).drop_duplicates(["id", "step"]).groupby("id"):
+            steps = results.plan.trials[str(key)].trial.training.steps
+            last = curve["step"] >= min(steps - LATE_STEPS, steps * 0.9)
+            means[str(key)] = float(curve["value"][last].mean())
+        return means
+
+    def provenance(self, planned: Planned) -> dict[str, Any]:
+        """Return what a report says about the origin of a finished trial: `Provenance` in views lists the keys."""
+        record = planned.folder.provenance() or {}
+        return {
+            **{key: record.get(key) for key in ("git", "git_dirty", "products")},
+            "sources": label(record.get("identity", {})),
+            "current": is_current(record),
+            "environments": [{key: one.get(key) for key in ENVIRONMENT} for one in environments(record)],
+        }
+
+    def benches(self, plan: Plan) -> dict[str, Any]:
+        """Return the timings of `fewbits bench` in the plan's store, by the names of their files."""
+        found = {}
+        for path in sorted((plan.store / BENCH).glob("*.json")):
+            try:
+                found[path.stem] = json.loads(path.read_text("utf-8"))
+            except (OSError, ValueError) as error:
+                raise Damaged(f"{path} is damaged ({error}): delete the file, and measure again") from None
+        return found
+
+
+class Source(Protocol):
+    """What `Results` reads: a store (`Files`), or the file that a report has left (`archive.Archive`)."""
+
+    def standing(self, planned: Planned) -> Standing: ...
+    def table(self, planned: Planned, name: str) -> pd.DataFrame | None: ...
+    def late(self, results: Results, metric: str) -> dict[str, float]: ...
+    def provenance(self, planned: Planned) -> dict[str, Any]: ...
+    def benches(self, plan: Plan) -> dict[str, Any]: ...
+
 
 @dataclass(frozen=True, eq=False)
 class Results:
@@ -68,7 +130,7 @@ class Results:
     """
 
     plan: Plan
-    files: Files = field(default_factory=Files)  # shared with the Results of single sweeps and places
+    files: Source = field(default_factory=Files)  # shared with the Results of single sweeps and places
     computed: dict[str, Any] = field(default_factory=dict)  # the cache of `remembered`
 
     def remembered(self, name: str, make: Callable[[], T]) -> T:
@@ -101,7 +163,7 @@ class Results:
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """A table with a row for each place; the columns are those of `labels` and `standing` (rows.py).
+        """A table with a row for each place; the columns are those of `labels` and `columns` (rows.py).
 
         They are, among others, the place's sweep, arm, axis values and seed; the trial's id and state; and, for
         finished trials, the measured numbers.
@@ -110,7 +172,7 @@ class Results:
 
     def _row(self, member: Member) -> dict[str, Any]:
         planned = self.plan.trials[member.id]
-        return labels(member) | standing(planned.folder, planned.trial)
+        return labels(member) | columns(planned.folder, planned.trial, self.files.standing(planned))
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
@@ -189,19 +251,12 @@ class Results:
         frame = frame.dropna(subset=[metric]).rename(columns={metric: "value"})
         return frame[[*LABELS, "state", "step", "tokens", "value"]].reset_index(drop=True)
 
-    def late(self, metric: str, part: float = 0.1) -> dict[str, float]:
-        """Return {trial id: mean of the metric over the last steps}; the loss of a single step is noisy.
+    def late(self, metric: str) -> dict[str, float]:
+        """Return {trial id: mean of the metric over the last tenth of the steps}; the loss of one step is noisy.
 
-        part: the last steps are this fraction of the trial's steps, or LATE_STEPS steps if that is more.
+        The mean is over at least LATE_STEPS steps.
         """
-        return self.remembered(f"late {metric} {part}", lambda: self._late(metric, part))
-
-    def _late(self, metric: str, part: float) -> dict[str, float]:
-        means = {}
-        for key, curve in self.curves(metric).drop_duplicates(["id", "step"]).groupby("id"):
-            steps = self.plan.trials[str(key)].trial.training.steps
-            means[str(key)] = float(curve["value"][curve["step"] >= min(steps - LATE_STEPS, steps * (1 - part))].mean())
-        return means
+        return self.remembered(f"late {metric}", lambda: self.files.late(self, metric))
 
     def numerics(self) -> pd.DataFrame:
         """Return statistics of quantization: a row for each place, window of steps, layer and operand slot."""
@@ -216,12 +271,10 @@ class Results:
 
     def _joined(self, name: str) -> pd.DataFrame:
         tables, table_labels = [], []
-        for member in self.members:
-            folder = self.plan.trials[member.id].folder
-            path = folder.path / name
-            if path.is_file():
-                tables.append(self.files.read(path))
-                table_labels.append(labels(member) | {"state": str(store.state(folder))})
+        for member, row in zip(self.members, self.rows, strict=True):
+            if (table := self.files.table(self.plan.trials[member.id], name)) is not None:
+                tables.append(table)
+                table_labels.append(labels(member) | {"state": row["state"]})
         if not tables:
             return pd.DataFrame()
         table_of_row = np.repeat(np.arange(len(tables)), [len(table) for table in tables])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from fewbits.experiments.environment import Computed
 from fewbits.experiments.identity import is_current
 from fewbits.experiments.storage.results import numbers, with_stored
 from fewbits.experiments.storage.run_folder import RunFolder
@@ -14,7 +16,7 @@ from fewbits.sweeps.planning.cost import parameters_of
 from fewbits.sweeps.planning.plan import Member
 
 LABELS = ("study", "scale", "sweep", "arm", "axes", "seed", "id")  # a place's labels; id: the trial's id
-# The columns that `standing` returns in addition to measured numbers.
+# The columns that `columns` returns in addition to measured numbers.
 STANDING = ("folder", "state", "step", "steps", "note", "model", "parameters", "recipe", "computed")
 OTHER_CODE = "computed by other code than today's"
 _NO_NUMBERS = ("id", "name", "status", "step", "evaluated")  # entries of result.json that are not measured numbers
@@ -41,12 +43,19 @@ def labels(member: Member) -> dict[str, Any]:
     return columns | {axis: value for axis, value in cell.axes if axis not in columns}
 
 
-def standing(folder: RunFolder, trial: Trial) -> dict[str, Any]:
-    """Return {column: value} of a trial: the columns STANDING (state, step …) and, if finished, all measured numbers.
+@dataclass(frozen=True)
+class Standing:
+    """How far a trial is, and its measured numbers if it is finished."""
 
-    The numbers are those of result.json and of later evaluations of the run. The column `note` can say why
-    there is no result, or that the result was computed by other code than today's.
-    """
+    state: str  # planned, running, done, failed or diverged
+    step: int
+    note: str  # why there is no result, or that the result was computed by other code than today's
+    computed: Computed  # the environments that computed its steps
+    numbers: Mapping[str, float]  # those of result.json and of later evaluations of the run
+
+
+def standing(folder: RunFolder) -> Standing:
+    """Return the standing of the trial in this run folder."""
     state = store.state(folder)
     over = state in store.OVER
     result = with_stored(folder.path, folder.result() or {}) if over else {}
@@ -56,20 +65,30 @@ def standing(folder: RunFolder, trial: Trial) -> dict[str, Any]:
         note = OTHER_CODE
     elif state is store.State.PLANNED:
         note = "missing: not run yet, or not finished"
-    model = trial.model
-    columns = {
-        "folder": str(folder.path),
-        "state": str(state),
-        "step": int(result.get("step", store.reached(folder))),
-        "steps": trial.training.steps,
-        "note": note,
-        "model": model.name,
-        "parameters": parameters_of(model),
-        "recipe": trial.recipe.label,
-        "computed": folder.computed(),
-    }
     measured = numbers({k: v for k, v in result.items() if k not in _NO_NUMBERS})
-    return columns | {name: float("nan") if value is None else float(value) for name, value in measured}
+    return Standing(
+        str(state),
+        int(result.get("step", store.reached(folder))),
+        note,
+        folder.computed(),
+        {name: float("nan") if value is None else float(value) for name, value in measured},
+    )
+
+
+def columns(folder: RunFolder, trial: Trial, at: Standing) -> dict[str, Any]:
+    """Return {column: value} of a trial: STANDING (state, step …) and, if finished, all measured numbers."""
+    return {
+        "folder": str(folder.path),
+        "state": at.state,
+        "step": at.step,
+        "steps": trial.training.steps,
+        "note": at.note,
+        "model": trial.model.name,
+        "parameters": parameters_of(trial.model),
+        "recipe": trial.recipe.label,
+        "computed": at.computed,
+        **at.numbers,
+    }
 
 
 def treatment(arm: str, axes: Iterable[tuple[str, str]]) -> str:

@@ -11,7 +11,6 @@ compared within a turn. The spread over turns shows how precise a ratio is on th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -151,16 +150,15 @@ def _first(results: Results, name: str, read: Callable[[dict[str, Any]], Mapping
 
     Raise Damaged if the file cannot be read or has invalid content.
     """
-    stores = [planned.folder.path.parent for planned in results.plan.trials.values()]
-    for path, kind in ((store / BENCH / f"{name}-{kind}.json", kind) for store in stores[:1] for kind in DEVICES):
-        if path.is_file():
+    for kind in DEVICES:
+        if (found := results.files.benches(results.plan).get(f"{name}-{kind}")) is not None:
             try:
-                found: dict[str, Any] = json.loads(path.read_text("utf-8"))
                 return Bench(_where(found), kind, _checked(read(found)))
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 reason = f"{type(error).__name__}: {error}"
                 raise Damaged(
-                    f"{path} is damaged ({reason}): delete the file, and run `make reproduce-gaussws` to measure again"
+                    f"{BENCH}/{name}-{kind}.json is damaged ({reason}): delete the file, and run `make "
+                    "reproduce-gaussws` to measure again"
                 ) from None
     return None
 

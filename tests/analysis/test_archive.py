@@ -1,0 +1,89 @@
+"""Test that results.parquet gives the same results as the store from which it was written."""
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fewbits.analysis.engine.results import archive
+from fewbits.analysis.engine.results.archive import Archive, Detail, archived
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.common.store_folder import BENCH
+from fewbits.sweeps.planning.plan import Plan
+
+Planner = Callable[..., Plan]
+TABLES = ("metrics.parquet", "numerics.parquet", "evaluation.parquet")
+
+
+def test_an_archive_has_the_results_of_its_store(planned: Planner) -> None:
+    store = Results(planned())
+    (store.plan.store / BENCH).mkdir()
+    (store.plan.store / BENCH / "train-cpu.json").write_text('{"turns": 3}')
+    found = Archive(archived(store, ["study=mor", "runtime.runs=/somewhere"]))
+    results = Results(found.plan, found)
+    assert found.overrides == ("study=mor",)
+    assert [(one.id, one.place) for one in results.members] == [(one.id, one.place) for one in store.members]
+    assert {key: one.trial.recipe for key, one in results.plan.trials.items()} == {
+        key: one.trial.recipe for key, one in store.plan.trials.items()
+    }
+    ignored = ["folder"]
+    pd.testing.assert_frame_equal(results.trials.drop(columns=ignored), store.trials.drop(columns=ignored))
+    assert results.late("loss") == store.late("loss")
+    assert results.flags == store.flags
+    for name in TABLES[:2]:
+        ours, theirs = results.table_of(name), store.table_of(name)
+        for column in (column for column in theirs if column in ours):
+            present = theirs[column].notna()
+            assert (ours[column].notna() == present).all()
+            pd.testing.assert_series_equal(ours[column][present], theirs[column][present], check_dtype=False, rtol=3e-4)
+    planned_one = next(iter(store.plan.trials.values()))
+    assert found.provenance(planned_one) == json.loads(json.dumps(store.files.provenance(planned_one)))
+    assert found.benches(found.plan) == {"train-cpu": {"turns": 3}}
+
+
+def test_an_archive_is_read_by_pandas_and_has_no_path(planned: Planner) -> None:
+    content = archived(Results(planned()), ["study=mor"])
+    rows = pd.read_parquet(io.BytesIO(content))
+    assert set(rows["table"]) == {"plan", "trials", *TABLES}
+    assert rows[rows["table"] == "trials"]["validation_loss"].notna().sum() == 6
+    assert archived(Results(planned()), ["study=mor"]) == content
+
+
+def test_a_trial_without_a_result_is_missing_in_the_archive_too(planned: Planner) -> None:
+    shutil.rmtree(next(iter(Results(planned()).plan.trials.values())).folder.path)
+    store = Results(planned())
+    found = Archive(archived(store, []))
+    assert Results(found.plan, found).flags == store.flags != ()
+
+
+def test_curves_are_averaged_and_evaluations_are_kept() -> None:
+    steps = np.arange(1000)
+    frame = pd.DataFrame({"step": steps, "tokens": steps, "id": "a", "loss": 1.0 * steps, "validation_loss": np.nan})
+    frame.loc[[333, 999], "validation_loss"] = [2.0, 1.0]
+    thin = archive._thinned(frame, Detail(100, 2))
+    assert len(thin.dropna(subset=["loss"])) == 100
+    assert thin["loss"].mean() == pytest.approx(frame["loss"].mean())
+    kept = thin.dropna(subset=["validation_loss"])
+    assert (kept["step"].tolist(), kept["validation_loss"].tolist()) == ([333, 999], [2.0, 1.0])
+
+
+def test_less_detail_is_kept_if_the_file_would_be_too_large(planned: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = Results(planned())
+    whole = archived(results, [])
+    with pytest.raises(ValueError, match="at most 1,000"):
+        archived(results, [], 1000)
+    monkeypatch.setattr(archive, "DETAILS", (Detail(200, 50), Detail(2, 1)))
+    found = Archive(less := archived(results, [], len(whole) - 1))
+    assert len(less) < len(whole)
+    assert Results(found.plan, found).numerics().groupby("id")["step"].nunique().max() == 1
+    assert Results(found.plan, found).numerics()["step"].max() == results.numerics()["step"].max()
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1"])
+def test_another_file_is_refused(content: bytes) -> None:
+    with pytest.raises(ValueError, match="no file of results"):
+        Archive(content)
