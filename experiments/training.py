@@ -38,7 +38,7 @@ from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.lease import Lost, leased
 from fewbits.experiments.storage.results import decisions
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.experiments.trial import ORDER, Runtime, Trial
+from fewbits.experiments.trial import DROPOUT, ORDER, Runtime, Trial
 from fewbits.models.networks.decoder import Decoder
 from fewbits.models.networks.registry import flops_per_token
 from fewbits.models.networks.sharded import whole
@@ -187,6 +187,8 @@ def gradients(state: State, trial: Trial, corpus: Corpus, world: devices.World, 
         first = position + (micro * world.ranks + world.rank) * t.micro_batch
         inputs, targets = text.batch("train", first, t.micro_batch, t.length, order_seed)
         quantization.begin(state.origin + state.step, micro, rank=world.rank, progress=state.step / t.steps)
+        if trial.model.dropout:  # so that resumed training draws the same masks
+            torch.manual_seed(trial.seed_for(DROPOUT, state.origin + state.step, micro, world.rank))
         synchronize_gradients(state.model, t.reduce_each or micro == accumulation - 1)
         loss = loss_of(inputs.to(world.device), targets.to(world.device))
         penalty = state.penalty()

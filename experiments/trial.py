@@ -26,8 +26,8 @@ PROBE_SPLITS = ("train", "validation", "ood")
 PROBE_PARTS = ("gemms", "slots", "blocks")
 SEEDS = 1 << 63
 # Purposes for which seeds are derived from the trial's seed: initial weights, order of the data, rounding of operands
-# and samplers, rounding of weights and optimizer states.
-INITIAL, ORDER, ROUNDING, UPDATES = range(4)
+# and samplers, rounding of weights and optimizer states, dropout.
+INITIAL, ORDER, ROUNDING, UPDATES, DROPOUT = range(5)
 
 
 @dataclass(frozen=True)

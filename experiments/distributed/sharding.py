@@ -66,7 +66,9 @@ def build_sharded(
 def recompute_blocks(model: Decoder) -> None:
     """Make every block compute its forward pass again in the backward pass, instead of keeping its activations."""
     for block in model.blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+        block.forward = partial(
+            checkpoint, block.forward, use_reentrant=False, preserve_rng_state=model.config.dropout > 0
+        )
 
 
 def synchronize_gradients(model: nn.Module, now: bool) -> None:

@@ -8,12 +8,13 @@ has the dtype `compute_dtype`, to which the embedding is cast; logits and loss a
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from fewbits.kernels.layers.attention import causal_attention, fused_causal_attention
@@ -67,12 +68,14 @@ class DecoderConfig:
     mamba_conv: int = 4  # taps of the convolution
     init: str = "gpt2"  # gpt2 or llama: see `initialise`
     init_std: float = 0.02
+    # The probability with which an element of a branch's result is zeroed in training; no paper here uses dropout.
+    dropout: float = field(default=0.0, metadata={"neutral": 0.0})
 
     def __post_init__(self) -> None:
-        for field, valid, choices in self._rules():
+        for name, valid, choices in self._rules():
             if not valid:
-                value = getattr(self, field)
-                raise ValueError(f"{field} {value!r} of model {self.name!r}: valid values are {choices}")
+                value = getattr(self, name)
+                raise ValueError(f"{name} {value!r} of model {self.name!r}: valid values are {choices}")
 
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
         """Yield the rules for valid configurations: a field, whether its value is valid, and the valid values as text.
@@ -85,14 +88,15 @@ class DecoderConfig:
             "positions": POSITIONS,
             "init": INITS,
         }
-        for field, choices in names.items():
-            yield field, getattr(self, field) in choices, ", ".join(choices)
+        for name, choices in names.items():
+            yield name, getattr(self, name) in choices, ", ".join(choices)
         sizes = ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "ffn", "context")
-        for field in (*sizes, "mamba_groups", "mamba_state", "mamba_head_dim", "mamba_expand", "mamba_conv"):
-            yield field, getattr(self, field) >= 1, "integers ≥ 1"
+        for name in (*sizes, "mamba_groups", "mamba_state", "mamba_head_dim", "mamba_expand", "mamba_conv"):
+            yield name, getattr(self, name) >= 1, "integers ≥ 1"
         yield "kv_heads", self.heads % self.kv_heads == 0, f"divisors of heads, {self.heads}"
-        for field in ("init_std", "norm_eps"):
-            yield field, getattr(self, field) > 0, "numbers > 0"
+        for name in ("init_std", "norm_eps"):
+            yield name, getattr(self, name) > 0, "numbers > 0"
+        yield "dropout", 0 <= self.dropout < 1, "numbers from 0 up to 1, without 1"
         if self.positions == "rope":
             yield "rope_theta", self.rope_theta > 1, "numbers > 1"
             rotated = self.head_dim * self.rope_fraction
@@ -212,6 +216,7 @@ class Block(nn.Module):
     def __init__(self, config: DecoderConfig, letters: str, rope: Rope | None) -> None:
         super().__init__()
         self.branches = tuple(MIXERS[letter][0] for letter in letters)
+        self.dropout = config.dropout
         for letter in letters:
             name, mixer = MIXERS[letter]
             self.add_module(f"{name}_norm", NORMS[config.norm](config.width, config.norm_eps, config.bias))
@@ -230,6 +235,8 @@ class Block(nn.Module):
             else:
                 x, normed = norm.add(x, y)
             y = mixer(normed)
+            if self.dropout and self.training and torch.is_grad_enabled():  # evaluations compute no gradients
+                y = functional.dropout(y, self.dropout)
         assert y is not None  # a block has at least one branch
         return x, y
 

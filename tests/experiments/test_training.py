@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,23 @@ def test_noise_has_a_seed_of_its_own(cache: Path, tmp_path: Path) -> None:
     )
     assert default == again
     assert default[0] != other[0]
+
+
+def test_dropout_draws_the_same_masks_when_blocks_are_recomputed_and_after_an_interruption(
+    cache: Path, tmp_path: Path
+) -> None:
+    asked = ("model.dropout=0.2", "training.steps=4", "training.checkpoint_every=2")
+    plain, _ = train(cache, tmp_path, "training.steps=4", "training.checkpoint_every=2")
+    straight, _ = train(cache, tmp_path / "straight", *asked)
+    recomputed, _ = train(cache, tmp_path / "recomputed", *asked, "training.recompute=true")
+    broken, _ = train(cache, tmp_path / "broken", *asked)
+    assert metric(straight, "loss") == metric(recomputed, "loss") != metric(plain, "loss")
+    (broken.path / "result.json").unlink()
+    for step in (broken.path / "checkpoints").glob("*4"):
+        shutil.rmtree(step)
+    resumed, _ = train(cache, tmp_path / "broken", *asked)
+    assert metric(resumed, "loss") == metric(straight, "loss")
+    assert metric(resumed, "validation_loss")[-1] == metric(straight, "validation_loss")[-1]
 
 
 def test_tables_and_result_say_what_happened(cache: Path, tmp_path: Path) -> None:
