@@ -40,7 +40,7 @@ def test_mors_own_runs_are_listed_with_what_the_paper_states_and_what_is_assumed
     tables = {"bf16", "block", "tensor", "channel", "block-64", "threshold-5", "amax", "e8m0", "two-way", "three-way"}
     assert tables <= {place.split()[0].removeprefix("arm=") for _, place in found}
     assert any(row.startswith(f"{MARK} assumed") for row in rows)
-    assert "16 trials: 16 planned" in rows
+    assert "24 trials: 24 planned" in rows
     assert any(row.endswith(": data/nemotron-4-sample, data/nemotron-h") for row in rows)
     assert not list(tmp_path.iterdir()), "a dry run writes nothing"
 

@@ -164,7 +164,7 @@ def test_longer_trainings_from_one_parent_have_the_rates_of_whole_ones(scale: st
 def test_branches_of_the_12b_go_on_at_its_rates() -> None:
     found = first_cells("large", "paper")
     branches = {arm: line(cell) for arm, cell in found.items() if cell.parent}
-    assert len(branches) == 13
+    assert len(branches) == 17
     for arm, (parent, at, branch) in branches.items():
         for step in some(branch.training.steps):
             assert rate(branch, step) == pytest.approx(rate(parent, at + step), abs=1e-5), (arm, step)
