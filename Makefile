@@ -34,7 +34,7 @@ TO := $(if $(OUT),--out $(OUT))
 # machine. They are not measured if ADDRESS= names a cluster.
 ON_GPU := $(filter gpu paper,$(SCALE))
 TIMED_cpu := --model gpt2-nano,llama2-nano
-TIMED_gpu := --model gpt2-124m,llama2-134m,llama2-1b,llama2-3b --length 1024
+TIMED_gpu := --model llama2-134m,llama2-1b,llama2-3b,llama2-70b-4l --batch 24,8,2,2 --length 2048  # those of Table 1
 MEASURE_gaussws = $(BIN)/fewbits bench train $(if $(ON_GPU),$(TIMED_gpu),$(TIMED_cpu)) --recipes gaussws,diffq --optimizers adamw,adam-mini --once --store $(or $(RUNS),runs) || exit $$?; \
 	$(BIN)/fewbits bench kernels --generators $(if $(ON_GPU),--device cuda) --once --store $(or $(RUNS),runs) || exit $$?;
 

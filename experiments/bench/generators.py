@@ -94,9 +94,14 @@ def _generators(case: Case, w: Tensor) -> dict[str, tuple[Work, Tensor]]:
 
 
 def _box_muller(like: Tensor) -> Tensor:
-    """Return round(N(0, 1) / 2) as int8 in the shape of `like`, by the Box–Muller method."""
-    u, v = (torch.rand(like.shape, device=like.device) for _ in range(2))
-    z = torch.sqrt(-2 * torch.log(1 - u)) * torch.cos(2 * math.pi * v)
+    """Return round(N(0, 1) / 2) as int8 in the shape of `like`, whose second dimension is even, by Box–Muller.
+
+    Two uniform numbers give two normal ones, as in the paper.
+    """
+    half = (like.shape[0], like.shape[1] // 2, *like.shape[2:])
+    u, v = (torch.rand(half, device=like.device) for _ in range(2))
+    radius, angle = torch.sqrt(-2 * torch.log(1 - u)), 2 * math.pi * v
+    z = torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], 1)
     return (z / 2).round().to(torch.int8)
 
 

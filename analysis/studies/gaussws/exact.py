@@ -1,160 +1,171 @@
-"""Check GaussWS's exact claims (G1 to G6 and G17) with our kernels, each time a report is made.
+"""GaussWS's exact claims, checked with our kernels each time a report is made: noise, casts, gradients and memory.
 
-The claims are about noise, casts, gradients and memory. The checks need no trials.
+theory.py has the computations behind G1 to G4. Here are those of G5 (is a weight quantized like its transpose?), G6 (do
+noise and gradients of the backward pass agree with the forward pass?) and G17 (bytes of sampled weight and noise).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from fewbits.analysis.engine.claims.hooks import exact
 from fewbits.analysis.engine.results.data import Exact
-from fewbits.analysis.studies.gaussws import consistency, theory
-from fewbits.analysis.studies.gaussws.consistency import KINDS
-from fewbits.analysis.studies.gaussws.theory import Swallowed
+from fewbits.analysis.engine.results.paper import paper
+from fewbits.analysis.studies.gaussws import theory
+from fewbits.analysis.studies.gaussws.theory import SQUARE, TAUS, Swallowed, noise
+from fewbits.experiments.bench.train import Step
+from fewbits.experiments.config import load_recipe
+from fewbits.kernels.api import fake_quantize
+from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise
+from fewbits.models.networks.registry import linear_parameters, model
 
 ROUNDED = 1e-6  # the greatest error of ∂L/∂b, relative to its largest possible value, that sums in float32 may cause
 CHANCE = 18.5  # χ² with four degrees of freedom exceeds this with a probability of 0.001
+KINDS = {"gaussws": "gaussian", "diffq": "uniform"}
+INT4 = "e1m2"  # with one exponent bit the grid is uniform: 0, ±1 … ±7 steps
+SHAPE = (3 * SQUARE + 5, 2 * SQUARE + 9)  # not a multiple of the squares' side, so squares at two edges are smaller
+GIB = 2**30
+
+
+# -------------------------------------------------------------------------------- G1 to G4
 
 
 @exact("gaussws", "G1")
 def g1() -> Exact:
     found, stated, drawn = theory.generated(), theory.equation_10(), theory.drawn()
-    holds = found == stated and not drawn.different and sum(r * p for r, p in found.items()) == 0
-    counts = ", ".join(
-        f"{r:+d}: {int(p * theory.PATTERNS):,}" if r else f"0: {int(p * theory.PATTERNS):,}" for r, p in found.items()
-    )
-    variance = float(sum(r * r * p for r, p in found.items()))
-    agree = "exactly the probabilities of eq. 10" if found == stated else "not the probabilities of eq. 10"
+    mean = float(sum(r * p for r, p in found.items()))
+    counts = ", ".join(f"{f'{r:+d}' if r else '0'}: {int(p * theory.PATTERNS):,}" for r, p in found.items())
     what = (
-        f"counts of R over all {theory.PATTERNS:,} patterns of the generator's bits: {counts}; {agree}, "
-        f"mean {float(sum(r * p for r, p in found.items())):g}; "
+        f"counts of R over all {theory.PATTERNS:,} patterns of the generator's bits: {counts}; "
+        f"{'exactly' if found == stated else 'not'} the probabilities of eq. 10, mean {mean:g}; "
         f"{drawn.different or 'none'} of {drawn.elements:,} elements that the kernel drew differ from the reference's"
     )
     notes = (
         f"the counts of drawn elements are {'consistent' if drawn.chi_square < CHANCE else 'not consistent'} with eq. "
         f"10 (χ² {drawn.chi_square:.1f}, 4 degrees of freedom)",
-        f"the variance is {variance:.4f}; that of round(N(0, 1) / 2) is 0.3254. Eq. 10 holds if the Pr(±2) in the "
-        "formula of Pr(±1) is the probability of both signs together",
+        f"the variance is {float(sum(r * r * p for r, p in found.items())):.4f}; that of round(N(0, 1) / 2) is 0.3254. "
+        "Eq. 10 holds if the Pr(±2) in the formula of Pr(±1) is the probability of both signs together",
     )
-    return Exact(holds, what, notes)
+    return Exact(found == stated and not drawn.different and not mean, what, notes)
 
 
 @exact("gaussws", "G2")
 def g2() -> Exact:
-    """Check GaussWS's Lemma 1 for BF16: casts swallow no noise at bit widths below 9, but swallow some noise at 9.
-
-    The cast rounds a weight plus noise; it swallows the noise if it returns the weight. The claim also says that casts
-    swallow no uniform noise of 4 bits at bit widths below 5, but swallow some at 5.
-    """
-    below = [_swallowed_noise(bits) for bits in (3, 4, 5, 6, 7, 8, 8.5, 8.99)]
-    uniform = [_swallowed_noise(bits, *theory.UNIFORM_4_BITS) for bits in (3, 4, 4.5, 4.99)]
-    ends = _swallowed_noise(9), _swallowed_noise(5, *theory.UNIFORM_4_BITS)
-    first, first_uniform = ("some at" if one.count else "none at" for one in ends)
-    drawn = {bits: theory.by_kernel(bits, "gaussian") for bits in (4, 6, 8, 8.99)}
-    by_kernel = [one.defined and not one.swallowed.count for one in drawn.values()]
-    kept = not any(one.count for one in (*below, *uniform))
-    holds = kept and all(by_kernel) and all(one.count for one in ends)
+    """Check Lemma 1 for BF16: casts swallow no noise at bit widths below 9 (4-bit uniform noise: 5), but some there."""
+    below = _swallowed_noise((3, 4, 5, 6, 7, 8, 8.5, 8.99), (1.0, 2.0))
+    uniform = _swallowed_noise((3, 4, 4.5, 4.99), theory.UNIFORM_4_BITS)
+    ends = _swallowed_noise((9,), (1.0, 2.0)), _swallowed_noise((5,), theory.UNIFORM_4_BITS)
+    drawn = [theory.by_kernel(bits, "gaussian") for bits in (4, 6, 8, 8.99)]
+    agrees = all(one.defined and not one.swallowed.count for one in drawn)
+    some, some_uniform = ("some are" if one.count else "none is" for one in ends)
     what = (
-        f"of {sum(one.cases for one in below):,} cases below 9 bits {_none(below)} lost, and {first} 9 bits; of "
-        f"{sum(one.cases for one in uniform):,} cases of 4-bit uniform noise below 5 bits {_none(uniform)} lost, and "
-        f"{first_uniform} 5 bits; the kernel {'agrees' if all(by_kernel) else 'does not agree'}"
+        f"of {below.cases:,} cases below 9 bits {below.count or 'none'} are lost, and {some} at 9 bits; of "
+        f"{uniform.cases:,} cases of 4-bit uniform noise below 5 bits {uniform.count or 'none'} are lost, and "
+        f"{some_uniform} at 5 bits; the kernel {'agrees' if agrees else 'does not agree'}"
     )
-    whole = {float(bits): theory.by_kernel(bits, "uniform").swallowed.share for bits in (4, 6, 8)}
-    return Exact(holds, what, (*_boundaries(), _of_16_bits(whole)))
-
-
-def _swallowed_noise(bits: float, *magnitudes: float) -> Swallowed:
-    """Count the cases in which a cast swallows the noise R, for each of these magnitudes of R, and add the counts.
-
-    bits: the bit width. magnitudes: 1 and 2 if none is given. `theory.swallowed_noise` describes the cases.
-    """
-    found = [theory.swallowed_noise(bits, magnitude) for magnitude in magnitudes or (1.0, 2.0)]
-    return Swallowed(sum(one.count for one in found), sum(one.cases for one in found))
-
-
-def _none(found: Sequence[Swallowed]) -> str:
-    count = sum(one.count for one in found)
-    return f"{count:,} are" if count else "none is"
-
-
-def _boundaries() -> tuple[str, ...]:
-    """Return two notes on noise that casts swallow: at a bit width of 9, and below 9 if weights are not BF16 values."""
     at_nine = theory.swallowed_noise(9)
     beside = {bits: theory.swallowed_noise(bits, beside_grid=True) for bits in (8, 8.5, 8.99)}
-    words = ", ".join(
-        f"{one.share:.2%} at {bits:g}" if one.count else f"none at {bits:g}" for bits, one in beside.items()
-    )
-    return (
+    whole = {bits: theory.by_kernel(bits, "uniform").swallowed for bits in (4.0, 6.0, 8.0)}
+    notes = (
         f"at 9 bits noise is lost in {at_nine.count:,} of {at_nine.cases:,} cases. They are ties: the maximum is a "
         "power of two, so the noise is half a step",
         "weights between the points of BF16's grid, such as FP32 master weights, keep all noise only up to 8 bits "
-        f"(b < m + 1 + τ): in the upper {theory.BINADES} binades the share of lost noise is {words}",
+        f"(b < m + 1 + τ): in the upper {theory.BINADES} binades the share of lost noise is {_by_bits(beside)}",
+        f"of DiffQ's noise of 16 bits, which is used in training here, the cast swallows {_by_bits(whole)} bits",
     )
+    return Exact(not below.count and not uniform.count and agrees and all(one.count for one in ends), what, notes)
 
 
-def _of_16_bits(shares: Mapping[float, float]) -> str:
-    words = ", ".join(f"{share:.1%} at {bits:g} bits" for bits, share in shares.items())
-    return f"of DiffQ's noise of 16 bits, which is used in training here, the cast swallows {words}"
+def _swallowed_noise(widths: tuple[float, ...], magnitudes: tuple[float, ...]) -> Swallowed:
+    return Swallowed.total(theory.swallowed_noise(bits, magnitude) for bits in widths for magnitude in magnitudes)
+
+
+def _by_bits(found: dict[float, Swallowed]) -> str:
+    return ", ".join(f"{f'{one.share:.2%}' if one.count else 'none'} at {bits:g}" for bits, one in found.items())
 
 
 @exact("gaussws", "G3")
 def g3() -> Exact:
-    widths = theory.WIDTHS
-    small = [
-        theory.swallowed_weights(bits, 0, magnitude) for bits in (3, 4, 4.3, 5.7, 6, 9) for magnitude in (1.0, 2.0)
-    ]
-    flows = [theory.underflows(bits) for bits in widths]
+    """Check Lemma 2 and Proposition 3, for noise whose smallest magnitude is 2^τ, and Table C.1."""
+    small = Swallowed.total(
+        theory.swallowed_weights(bits, 0, magnitude, tau)
+        for bits in (3, 4, 4.3, 5.7, 6, 9)
+        for magnitude in (1.0, 2.0)
+        for tau in TAUS
+    )
+    cases = [(bits, tau) for bits in theory.WIDTHS for tau in TAUS]
+    flows = [theory.underflows(bits, tau) for bits, tau in cases]
+    gone, values = sum(one.weights + one.sampled for one in flows), 2 * sum(one.values for one in flows)
     fits = all(
-        theory.least_exponent_bits(bits, after_noise=after) == theory.exponent_bits(bits, after_noise=after)
-        for bits in widths
+        theory.least_exponent_bits(bits, after_noise=after, tau=tau)
+        == theory.exponent_bits(bits, after_noise=after, tau=tau)
+        for bits, tau in cases
         for after in (False, True)
     )
     cells = [pair for row in theory.table_c1_rows().values() for pair in row]
     same = sum(ours == printed for ours, printed in cells)
-    swallowed, gone = sum(one.count for one in small), sum(one.weights + one.sampled for one in flows)
     what = (
-        f"{swallowed or 'none'} of {sum(one.cases for one in small):,} small weights above the cut-off are lost; with "
-        f"Proposition 3's exponent bits {gone or 'none'} of the kernel's {2 * sum(one.values for one in flows):,} "
-        f"values become zero, and a search finds {'the same' if fits else 'other'} exponent bits; {same} of "
-        f"{len(cells)} entries of Table C.1 are the same"
+        f"for τ = {', '.join(map(str, TAUS))}: {small.count or 'none'} of {small.cases:,} small weights above the "
+        f"cut-off are lost; with Proposition 3's exponent bits {gone or 'none'} of the kernel's {values:,} values "
+        f"become zero, and a search finds {'the same' if fits else 'other'} exponent bits; {same} of {len(cells)} "
+        "entries of Table C.1 are the same"
     )
     lower = [theory.swallowed_weights(5.7, -1, magnitude).share for magnitude in (1.0, 2.0)]
+    uniform = theory.swallowed_weights(5.7, 0, 8.0, -4).share
     ties = [theory.least_mantissa_bits(bits, ties=True) for bits in (3, 8)]
     notes = (
         f"one binade below Lemma 2's cut-off {lower[0]:.0%} of the weights are lost for |R| = 1 and {lower[1]:.0%} for "
-        "|R| = 2, which the lemma's proof leaves out",
+        "|R| = 2, which the lemma's proof leaves out. The lemma is about the smallest noise: the greatest 4-bit "
+        f"uniform noise, eight times the smallest, swallows {uniform:.0%} of the weights just above its cut-off",
         "with Table C.1's mantissa bits, b − 2, the width is exactly the one that Lemma 1 excludes: if a block's "
         f"maximum is a power of two, ties swallow noise; keeping this noise, too, takes {ties[0]} bits instead of 1 at "
         f"b = 3 and {ties[1]} instead of 6 at b = 8",
     )
-    return Exact(not swallowed and not gone and fits and same == len(cells), what, notes)
+    return Exact(not small.count and not gone and fits and same == len(cells), what, notes)
 
 
 @exact("gaussws", "G4")
 def g4() -> Exact:
-    found = [theory.swallowed_below_cutoff(bits) for bits in (3, 4, 6, 9)]
-    weights, noisy = sum(one.weights for one in found), sum(one.noisy for one in found)
-    gone, without = sum(one.swallowed for one in found), sum(one.swallowed_without_noise for one in found)
-    kept = all(one.kept == one.weights - one.noisy for one in found)
-    bound = 1 - theory.generated()[0]
-    holds = kept and gone <= noisy and not without and float(bound) <= 0.317
+    """Check Proposition 4, for noise whose smallest magnitude is 2^τ."""
+    found = [theory.below_cutoff(bits, tau) for bits in (3, 4, 6, 9) for tau in TAUS]
+    weights, noisy, gone, without, kept = (sum(counts) for counts in zip(*found, strict=True))
+    unchanged = all(one.kept == one.weights - one.noisy for one in found) and kept == weights - noisy
+    bound = float(1 - theory.generated()[0])
     what = (
-        f"of {weights:,} weights below the cut-off {noisy / weights:.1%} have noise and {gone / weights:.1%} are "
-        f"masked, {without or 'none'} of them without noise; weights without noise are "
-        f"{'unchanged' if kept else 'changed, too'}"
+        f"for τ = {', '.join(map(str, TAUS))}: of {weights:,} weights below the cut-off {noisy / weights:.1%} have "
+        f"noise and {gone / weights:.1%} are masked, {without or 'none'} of them without noise; weights without noise "
+        f"are {'unchanged' if unchanged else 'changed, too'}"
     )
-    notes = (
-        f"generated noise is not zero with a probability of {float(bound):.4f}; for the ideal distribution it is 0.317",
-    )
-    return Exact(holds, what, notes)
+    notes = (f"generated noise is not zero with a probability of {bound:.4f}; for the ideal distribution it is 0.317",)
+    return Exact(unchanged and gone <= noisy and not without and bound <= 0.317, what, notes)
+
+
+# -------------------------------------------------------------------------------- G5: blocks and the transpose
+
+
+def weights(seed: int = 0, shape: tuple[int, int] = SHAPE) -> Tensor:
+    """Return a matrix of random FP32 values from the standard normal distribution."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def parted(w: Tensor, block: str, grid: str = INT4) -> int:
+    """Return in how many elements Q(w) and Q(wᵀ)ᵀ differ; Q quantizes in blocks of this shape, such as 1x32."""
+    there = fake_quantize(w, f"{grid}:{block}:amax")
+    back = fake_quantize(w.T.contiguous(), f"{grid}:{block}:amax").T
+    return int((there != back).sum())
 
 
 @exact("gaussws", "G5")
 def g5() -> Exact:
-    w = consistency.weights()
-    squares = {block: consistency.parted(w, block) for block in ("32x32", "16x16", "2x2")}
-    vectors = {block: consistency.parted(w, block) for block in ("1x32", "1x16", "1x2")}
+    w = weights()
+    squares = {block: parted(w, block) for block in ("32x32", "16x16", "2x2")}
+    vectors = {block: parted(w, block) for block in ("1x32", "1x16", "1x2")}
     what = "; ".join(
         f"{block}: {f'{count / w.numel():.1%} of values differ' if count else 'all values are the same'}"
         for block, count in (squares | vectors).items()
@@ -162,9 +173,88 @@ def g5() -> Exact:
     return Exact(not any(squares.values()) and all(vectors.values()), f"a weight and its transpose in INT4: {what}")
 
 
+# -------------------------------------------------------------------------------- G6: gradients
+
+
+class Gradients(NamedTuple):
+    """The kernel's gradients compared with automatic differentiation in float64."""
+
+    squares: int  # the number of blocks of 32×32 weights, each of which has a bit width
+    # The greatest |∂L/∂b of the kernel − ∂L/∂b in float64| / (ln 2 · s · Σ|g·R|). The divisor is the largest possible
+    # |∂L/∂b|: s is the factor of the noise, g the gradient of ŵ, and Σ is over the weights of the square.
+    bits: float
+    weights: float  # the greatest difference between ∂L/∂w and ∂L/∂ŵ
+    redrawn: bool  # whether the backward pass uses the same R as the forward pass
+
+
+def gradients(kind: str, seed: int = 5) -> Gradients:
+    """Compare the kernel's gradients of weights and bit widths with those that torch computes from eq. 3.
+
+    The weights and the gradients of ŵ are random. kind: gaussian or uniform noise.
+    """
+    w = weights(seed).requires_grad_()
+    grid = tuple(-(-n // SQUARE) for n in SHAPE)
+    widths = torch.linspace(3, 9, math.prod(grid)).view(grid).requires_grad_()
+    upstream = weights(seed + 1)
+    _sampled(w, widths, seed, kind).backward(upstream)
+    r = noise(kind, w.numel(), seed).double().view(SHAPE)
+    exact_bits = widths.detach().double().requires_grad_()
+    largest = _spread(_maxima(w.detach()))  # a constant, as in eq. 4
+    ((w.detach().double() + r * largest * torch.exp2(1 - _spread(exact_bits))) * upstream.double()).sum().backward()
+    assert w.grad is not None
+    assert widths.grad is not None
+    assert exact_bits.grad is not None
+    scale = _maxima(w.detach()) * torch.exp2(1 - widths.detach().double())
+    size = math.log(2) * scale * _by_square((upstream * r).abs(), torch.sum)
+    return Gradients(
+        math.prod(grid),
+        float(((widths.grad - exact_bits.grad).abs() / size).max()),
+        float((w.grad - upstream).abs().max()),
+        _redrawn(w.detach(), widths.detach(), seed, kind),
+    )
+
+
+def _redrawn(w: Tensor, widths: Tensor, seed: int, kind: str) -> bool:
+    """Tell whether both passes use the same noise R in five elements on the diagonal of each square.
+
+    If the gradient of ŵ is 1 in one element of a square and 0 elsewhere, the gradient of the square's bit width is
+    proportional to the R of this element.
+    """
+    forward = noise(kind, w.numel(), seed).view(SHAPE)
+    scale = _maxima(w) * torch.exp2(1 - widths.double())
+    for place in range(5):  # the squares at the lower edge have only 5 rows
+        asked = torch.zeros(SHAPE)
+        asked[place::SQUARE, place::SQUARE] = 1
+        bits = widths.clone().requires_grad_()
+        _sampled(w, bits, seed, kind).backward(asked)
+        assert bits.grad is not None
+        drawn = -bits.grad.double() / (math.log(2) * scale)
+        if not torch.allclose(drawn, forward[place::SQUARE, place::SQUARE].double(), rtol=1e-5, atol=1e-6):
+            return False
+    return True
+
+
+def _sampled(w: Tensor, widths: Tensor, seed: int, kind: str) -> Tensor:
+    gaussian = kind == "gaussian"
+    return sample_weight(w, widths, seed, noise="gaussian" if gaussian else "uniform", dtype=torch.float32)
+
+
+def _spread(grid: Tensor) -> Tensor:
+    """Return a matrix of SHAPE in which every element has the value of its square."""
+    return grid.repeat_interleave(SQUARE, 0)[: SHAPE[0]].repeat_interleave(SQUARE, 1)[:, : SHAPE[1]]
+
+
+def _by_square(x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    return torch.stack([torch.stack([reduce(part) for part in band.split(SQUARE, 1)]) for band in x.split(SQUARE)])
+
+
+def _maxima(w: Tensor) -> Tensor:
+    return _by_square(w.double().abs(), torch.max)
+
+
 @exact("gaussws", "G6")
 def g6() -> Exact:
-    found = {method: consistency.gradients(kind) for method, kind in KINDS.items()}
+    found = {method: gradients(kind) for method, kind in KINDS.items()}
     holds = all(one.bits < ROUNDED and one.weights == 0 and one.redrawn for one in found.values())
     what = "; ".join(
         f"{method}: ∂L/∂b is within {one.bits:.0e} of automatic differentiation on {one.squares} blocks, some of them "
@@ -173,24 +263,69 @@ def g6() -> Exact:
     )
     off = max(one.weights for one in found.values())
     passed = f"∂L/∂w differs from ∂L/∂ŵ by up to {off:.1e}" if off else "∂L/∂w equals ∂L/∂ŵ to the bit"
-    drawn = (
-        "the backward pass draws the same noise as the forward pass"
-        if all(one.redrawn for one in found.values())
-        else "the backward pass draws other noise than the forward pass"
+    drawn = "the same noise as" if all(one.redrawn for one in found.values()) else "other noise than"
+    return Exact(holds, f"{what}; {passed}; the backward pass draws {drawn} the forward pass")
+
+
+# -------------------------------------------------------------------------------- G17: bytes
+
+
+class Bytes(NamedTuple):
+    """The bytes that tensors take for each element of a weight."""
+
+    sampled: float  # of the sampled weight ŵ
+    noise: dict[str, float]  # by method, of the generated noise R
+    widths: float  # of the bit widths in float32
+
+
+def bytes_each(shape: tuple[int, int] = (1024, 1024)) -> Bytes:
+    w, count = torch.zeros(shape), math.prod(shape)
+    widths = torch.full((shape[0] // SQUARE, shape[1] // SQUARE), 6.0)
+    return Bytes(
+        sample_weight(w, widths, 0).nbytes / count,
+        {"gaussws": gaussian_noise(count, 0).nbytes / count, "diffq": uniform_noise(count, 0).nbytes / count},
+        widths.nbytes / count,
     )
-    return Exact(holds, f"{what}; {passed}; {drawn}")
+
+
+def added(name: str, recipe: str, batch: int, length: int) -> float:
+    """Return the bytes that a recipe adds to the peak memory of a training step, per sampled parameter.
+
+    name: the preset of the model, of which only one block is trained. batch, length: of the text.
+    """
+    config = replace(model(name), layers=1)
+    text = torch.zeros(batch, length + 1, dtype=torch.long)
+    peaks = []
+    for used in (load_recipe(recipe), None):
+        step = Step(config, used, "adamw", text)
+        step()
+        peaks.append(step.memory())
+    return (peaks[0] - peaks[1]) / linear_parameters(config)
+
+
+def papers_bytes() -> dict[str, float]:
+    """Return the bytes per sampled parameter that GaussWS adds with AdamW in the paper's Table 1, by size of model."""
+    models = {"134m": "llama2-134m", "1b": "llama2-1b", "3b": "llama2-3b", "70b": "llama2-70b-4l"}
+    printed = paper("gaussws").table("Table 1")
+    found = {}
+    for row, name in models.items():
+        plain, ours = (printed.value(f"memory-{row}", column) for column in ("adamw", "adamw-gaussws"))
+        assert plain is not None
+        assert ours is not None
+        found[row] = (ours - plain) * GIB / linear_parameters(model(name))
+    return found
 
 
 @exact("gaussws", "G17")
 def g17() -> Exact:
-    each = consistency.bytes_each()
+    each = bytes_each()
     holds = each.sampled == 2 and each.noise == {"gaussws": 0.5, "diffq": 2.0}
     what = (
         f"bytes per weight: {each.sampled:g} for ŵ, {each.noise['gaussws']:g} for GaussWS's noise, "
         f"{each.noise['diffq']:g} for DiffQ's noise; bit widths take {each.widths:.4f} more"
     )
-    few, many = (consistency.added("llama2-nano", "gaussws", *size) for size in ((1, 8), (4, 256)))
-    printed = ", ".join(f"{value:.2f} ({name.upper()})" for name, value in consistency.papers_bytes().items())
+    few, many = (added("llama2-nano", "gaussws", *size) for size in ((1, 8), (4, 256)))
+    printed = ", ".join(f"{value:.2f} ({name.upper()})" for name, value in papers_bytes().items())
     notes = (
         f"bytes per sampled weight that GaussWS adds in Table 1 of the paper: {printed}",
         f"counted in our training: {few:.3f} bytes per weight if memory peaks in the optimizer's step, and {many:.3f} "

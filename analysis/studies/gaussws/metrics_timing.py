@@ -1,51 +1,196 @@
-"""Compute the data of claims G16 and G18: how much sampling slows training, and how long noise generators take.
+"""Timings of training steps and of noise generators: Table 1, Figure 6, and the data of claims G16 and G18.
 
-Arms are timed in turns: one turn times each arm once. The data of a claim are numbers computed from ratios of these
-times, one number for each quiet turn. A turn is quiet if other processes used little of the machine (benches.py). A
-claim about all models or shapes has to hold for each of them, so the number of a turn is the one of the model or shape
-that is least favourable to the claim. If fewer than half of the turns were quiet, there are no data.
+    fewbits bench train --model gpt2-nano,llama2-nano --recipes gaussws,diffq --optimizers adamw,adam-mini --store runs
+    fewbits bench kernels --generators --store runs
+
+The commands time arms in turns: one turn times each arm once, so that other load on the machine affects all alike.
+Therefore arms are compared within a turn. A turn is quiet if other processes used little of the machine. A claim about
+all models or shapes has to hold for each, so the number of a turn is that of the model or shape which is least
+favourable to the claim. If fewer than half of the turns were quiet, there are no data.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from matplotlib.figure import Figure
 
 from fewbits.analysis.engine.claims.hooks import measure
 from fewbits.analysis.engine.results.data import Differences, Measured, NoData, NotPlanned
-from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.frames import Damaged, Results
 from fewbits.analysis.engine.results.paper import paper
-from fewbits.analysis.studies.gaussws import benches
-from fewbits.analysis.studies.gaussws.benches import PLAIN, QUIET, Timed, lost_throughput
+from fewbits.analysis.engine.results.places import not_planned
+from fewbits.analysis.engine.statistics.estimates import Interval, median_interval
+from fewbits.analysis.figures.bars import bar_figure
+from fewbits.analysis.figures.theme import STYLES
+from fewbits.analysis.report.items import FigureResult, Picture, Table, TableCell, TableResult, TableRow, Value
+from fewbits.analysis.report.registry import figure, table
+from fewbits.analysis.tables.cells import BLANK, PERCENT
+from fewbits.common.store_folder import BENCH
 from fewbits.experiments.bench.generators import BITWISE, BOX_MULLER, TORCH
 
+DEVICES = ("cuda", "cpu")  # reports show the first device in this order that has measurements
+PLAIN = "bf16"  # the recipe without quantization and noise
+QUIET = 0.05  # a turn is quiet if other processes use at most this share of the processors
 MODELS = {"134m": "llama2-134m", "1b": "llama2-1b", "3b": "llama2-3b", "70b": "llama2-70b-4l"}  # by size in Table 1
-THREEFOLD = 3.0
+GENERATORS = {BITWISE: "bitwise", BOX_MULLER: "Box–Muller", TORCH: "torch"}
+TITLES = {"generator": "noise alone", "forward": "w + R · 2^(1−b) · max|w|"}
+GIB, THOUSAND, THREEFOLD = 2**30, 1e3, 3.0
+COLUMNS = {  # by id of a column of Table 1, the optimizer and the recipe
+    f"{optimizer}{f'-{recipe}' if recipe != PLAIN else ''}": (optimizer, recipe)
+    for optimizer in ("adamw", "adam-mini")
+    for recipe in (PLAIN, "gaussws", "diffq")
+}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The timings of one arm: an optimizer with a recipe, or a generator in one of the timed operations."""
+
+    amount: int  # the number of tokens or elements that the arm processes in a turn
+    seconds: tuple[float, ...]  # by turn
+    others: tuple[float | None, ...] = ()  # by turn, the share of the processors that other processes used
+    memory: int | None = None  # bytes at the peak of a training step
+
+    def __post_init__(self) -> None:
+        if not (self.amount > 0 and self.seconds and all(s > 0 for s in self.seconds)):
+            raise ValueError(f"{self.amount} tokens or elements in {list(self.seconds)} seconds: expected numbers > 0")
+
+    @property
+    def speed(self) -> float:
+        """The tokens or elements per second, from the median time."""
+        return self.amount / median(self.seconds)
+
+    @property
+    def quiet_turns(self) -> tuple[bool, ...]:
+        """By turn: whether it was quiet; False if the share of other processes was not measured."""
+        return tuple(share is not None and share <= QUIET for share in self.others or (None,) * len(self.seconds))
+
+    def longer_than(self, other: Timed) -> tuple[float, ...]:
+        """Return by turn (this arm's time) / (the other's) − 1, where times are per token or element."""
+        scale = other.amount / self.amount
+        return tuple(scale * a / b - 1 for a, b in zip(self.seconds, other.seconds, strict=True))
+
+
+Arms = Mapping[tuple[str, str], Timed]  # by (optimizer, recipe), or by (timed operation, generator)
+
+
+@dataclass(frozen=True)
+class Bench(Generic[T]):
+    """The timings of one device."""
+
+    device: str  # a description of the machine and of the measurement
+    kind: str  # one of DEVICES
+    timed: Mapping[T, Arms]  # by name of the model, or by shape (rows, columns) of the matrix
+
+
+def training(results: Results) -> Bench[str] | None:
+    """Return the timings of training steps, by model; None if the plan's store has none."""
+    return _first(results, "train", _training)
+
+
+def generators(results: Results) -> Bench[tuple[int, int]] | None:
+    """Return the timings of noise generators, by shape of the matrix; None if the plan's store has none."""
+    return _first(results, "generators", _generators)
+
+
+def _training(found: dict[str, Any]) -> dict[str, Arms]:
+    return {
+        one["model"]: {
+            (row["optimizer"], row["variant"]): _timed(row, one["batch"] * one["length"], row["memory"])
+            for row in one["rows"]
+        }
+        for one in found["models"]
+    }
+
+
+def _generators(found: dict[str, Any]) -> dict[tuple[int, int], Arms]:
+    shapes: dict[tuple[int, int], dict[tuple[str, str], Timed]] = {}
+    for one in found["timed"]:
+        shapes.setdefault((one["rows"], one["cols"]), {})[one["what"], one["arm"]] = _timed(one, one["elements"])
+    return dict(shapes)
+
+
+def _timed(row: dict[str, Any], amount: int, memory: int | None = None) -> Timed:
+    return Timed(amount, tuple(row["seconds"]), tuple(row.get("others", ())), memory)
+
+
+def _first(results: Results, name: str, read: Callable[[dict[str, Any]], Mapping[T, Arms]]) -> Bench[T] | None:
+    """Return the timings of the first device that has a file NAME-DEVICE.json; raise Damaged if it is not valid."""
+    files = results.files.benches(results.plan)
+    kind = next((kind for kind in DEVICES if f"{name}-{kind}" in files), None)
+    if kind is None:
+        return None
+    found: dict[str, Any] = files[f"{name}-{kind}"]
+    try:
+        return Bench(_where(found), kind, _checked(read(found)))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(
+            f"{BENCH}/{name}-{kind}.json is damaged ({type(error).__name__}: {error}): delete the file, and run `make "
+            "reproduce-gaussws` to measure again"
+        ) from None
+
+
+def _where(found: dict[str, Any]) -> str:
+    machine = found["machine"]
+    processor, device = machine.get("processor") or machine.get("cpu") or "", str(machine["device"])
+    named = device if processor in device else f"{processor}, {device}"
+    return f"{named}; {found['turns']} turns, load average {machine['load']:.1f} at the start"
+
+
+def _checked(measured: Mapping[T, Arms]) -> Mapping[T, Arms]:
+    """Raise ValueError unless all arms of a model or shape, with the same optimizer or operation, have equal turns."""
+    if not measured or not all(measured.values()):
+        raise ValueError("the file has no timings")
+    for arms in measured.values():
+        for first in {first for first, _ in arms}:  # for each operation, since slow ones are timed in fewer turns
+            if len({len(one.seconds) for (kind, _), one in arms.items() if kind == first}) != 1:
+                raise ValueError(f"the compared variants of {first} were timed different numbers of times")
+    return measured
+
+
+def lost(ours: Timed, plain: Timed) -> tuple[float, ...]:
+    """Return by turn the share of plain BF16's throughput that the arm `ours` loses."""
+    return tuple(1 - 1 / (1 + longer) for longer in ours.longer_than(plain))
+
+
+def overhead(arms: Arms, optimizer: str, recipe: str) -> tuple[float, Interval | None] | None:
+    """Return the share of plain BF16's throughput that a recipe loses: the median over turns and its 95 % interval.
+
+    Return None for plain BF16 itself, and if one of the two has no timings.
+    """
+    ours, plain = arms.get((optimizer, recipe)), arms.get((optimizer, PLAIN))
+    if recipe == PLAIN or ours is None or plain is None:
+        return None
+    shares = lost(ours, plain)
+    return median(shares), median_interval(shares)
+
+
+# -------------------------------------------------------------------------------- claims
+
 Pair = tuple[Timed | None, Timed | None]  # an arm and its baseline, for one model or shape; None: not measured
 Turns = Callable[[Timed, Timed], Sequence[float]]  # returns a value for each turn of an arm and its baseline
 
 
 @measure("gaussws", "G16")
-def training(results: Results) -> Mapping[str, Measured]:
-    """Return the data of claim G16's parts: how much GaussWS and DiffQ slow the training of Table 1's models on a GPU.
+def g16(results: Results) -> Mapping[str, Measured]:
+    """Return how much GaussWS and DiffQ slow the training of Table 1's models on a GPU.
 
-    A turn is one timing of each arm. There is a number for each turn in which other processes used little of the
-    machine: of the values of the timed models in this turn, the one that is least favourable to the claim. The slowdown
-    of a method is the share of BF16's throughput that training with the method loses. Table 1 is that of the paper; its
-    slowdowns follow from the throughputs that it prints.
-
-    order-gaussws: (time of GaussWS) / (time of BF16) − 1.
-    order-diffq: (time of DiffQ) / (time of GaussWS) − 1.
-    gaussws-at-most: GaussWS's slowdown in our timings, minus its greatest slowdown over all models in Table 1.
-    diffq-at-least: DiffQ's least slowdown over all models in Table 1, minus its slowdown in our timings.
-
-    If none of the models was timed on a GPU, each value is NotPlanned.
+    order-gaussws: (time of GaussWS) / (time of BF16) − 1. order-diffq: (time of DiffQ) / (time of GaussWS) − 1.
+    gaussws-at-most: GaussWS's loss of throughput minus its greatest loss in Table 1. diffq-at-least: DiffQ's least loss
+    in Table 1 minus its loss here.
     """
     names = ("order-gaussws", "order-diffq", "gaussws-at-most", "diffq-at-least")
-    found = benches.training(results)
+    found = training(results)
     if found is None or found.kind != "cuda" or not any(name in found.timed for name in MODELS.values()):
-        return dict.fromkeys(
-            names, NotPlanned("not measured; on a GPU, run `fewbits bench train --store` with Table 1's models")
-        )
+        reason = "not measured; on a GPU, run `fewbits bench train --store` with Table 1's models"
+        return dict.fromkeys(names, NotPlanned(reason))
     models = [found.timed[name] for name in MODELS.values() if name in found.timed]
 
     def pairs(ours: str, baseline: str) -> list[Pair]:
@@ -53,51 +198,44 @@ def training(results: Results) -> Mapping[str, Measured]:
 
     most, least = max(_printed("adamw-gaussws")), min(_printed("adamw-diffq"))
     return {
-        "order-gaussws": _chosen(min, pairs("gaussws", PLAIN), lambda ours, plain: ours.longer_than(plain)),
-        "order-diffq": _chosen(min, pairs("diffq", "gaussws"), lambda diffq, ours: diffq.longer_than(ours)),
-        "gaussws-at-most": _chosen(
-            max, pairs("gaussws", PLAIN), lambda ours, plain: [one - most for one in lost_throughput(ours, plain)]
-        ),
-        "diffq-at-least": _chosen(
-            max, pairs("diffq", PLAIN), lambda diffq, plain: [least - one for one in lost_throughput(diffq, plain)]
-        ),
+        "order-gaussws": _chosen(min, pairs("gaussws", PLAIN), Timed.longer_than),
+        "order-diffq": _chosen(min, pairs("diffq", "gaussws"), Timed.longer_than),
+        "gaussws-at-most": _chosen(max, pairs("gaussws", PLAIN), lambda a, b: [x - most for x in lost(a, b)]),
+        "diffq-at-least": _chosen(max, pairs("diffq", PLAIN), lambda a, b: [least - x for x in lost(a, b)]),
     }
 
 
 @measure("gaussws", "G18")
-def generators(results: Results) -> Mapping[str, Measured]:
-    """Return the data of claim G18's parts: how much longer other generators take than the bitwise generator.
+def g18(results: Results) -> Mapping[str, Measured]:
+    """Return how much longer other generators take than the bitwise one: time / (factor · other time) − 1.
 
-    The bitwise generator is GaussWS's: it computes rounded normal noise with bit operations. The two parts are:
-
-    box-muller: (Box-Muller's time) / (bitwise time) − 1.
-    torch: (torch's time) / (3 · bitwise time) − 1, because by the claim torch takes at least three times as long.
-
-    A turn is one timing of each arm. Each part has a number for each turn in which other processes used little of the
-    machine: the smallest of the numbers of all shapes of the matrix. On a GPU, the computation of the sampled weight
-    (eq. 3 of the GaussWS paper) is timed, as in the paper's Figure 6. On a CPU, only the generation of noise is timed,
-    because no CPU kernel computes eq. 3 with Box-Muller.
+    box-muller: Box-Muller's time beside ours. torch, torch-box-muller: torch's time beside three times ours, and
+    beside three times Box-Muller's. On a GPU the whole of eq. 3 is timed, as in the paper; on a CPU the generation of
+    noise alone, since no CPU kernel computes eq. 3 with Box-Muller.
     """
-    found = benches.generators(results)
+    found = generators(results)
+    cases = {
+        "box-muller": (BOX_MULLER, BITWISE, 1.0),
+        "torch": (TORCH, BITWISE, THREEFOLD),
+        "torch-box-muller": (TORCH, BOX_MULLER, THREEFOLD),
+    }
     if found is None:
-        missing = NotPlanned("not measured; run `fewbits bench kernels --generators --store`")
-        return {"box-muller": missing, "torch": missing}
+        reason = "not measured; run `fewbits bench kernels --generators --store`"
+        return dict.fromkeys(cases, NotPlanned(reason))
     what = "forward" if found.kind == "cuda" else "generator"
 
-    def beside(arm: str, times: float) -> Measured:
-        pairs = [(of.get((what, arm)), of.get((what, BITWISE))) for of in found.timed.values()]
-        return _chosen(min, pairs, lambda other, ours: [(1 + one) / times - 1 for one in other.longer_than(ours)])
+    def beside(slow: str, fast: str, times: float) -> Measured:
+        pairs = [(of.get((what, slow)), of.get((what, fast))) for of in found.timed.values()]
+        return _chosen(min, pairs, lambda a, b: [(1 + one) / times - 1 for one in a.longer_than(b)])
 
-    return {"box-muller": beside(BOX_MULLER, 1.0), "torch": beside(TORCH, THREEFOLD)}
+    return {name: beside(*case) for name, case in cases.items()}
 
 
 def _chosen(choose: Callable[[Iterable[float]], float], pairs: Iterable[Pair], turns: Turns) -> Measured:
-    """Return a value for each quiet turn: the minimum or maximum (`choose`) over all pairs of an arm and its baseline.
+    """Return for each quiet turn the minimum or maximum (`choose`) over all pairs of an arm and its baseline.
 
-    A turn is one timing of each arm; it is quiet if other processes used little of the machine. turns: computes the
-    values of one pair, one for each turn. Pairs were timed separately, so the i-th quiet turn of a pair is combined
-    with the i-th quiet turns of all others. Return NoData if an arm was not measured, or if fewer than half of the
-    turns of a pair were quiet.
+    turns: computes one value for each turn of a pair. Pairs were timed separately, so the i-th quiet turns of all are
+    combined. Return NoData if an arm was not measured, or if fewer than half of a pair's turns were quiet.
     """
     kept: list[list[float]] = []
     for ours, other in pairs:
@@ -114,15 +252,102 @@ def _chosen(choose: Callable[[Iterable[float]], float], pairs: Iterable[Pair], t
     shortest = min(map(len, kept), default=0)
     if not shortest:
         return NoData("nothing was measured: there is no turn with timings")
-    chosen = tuple(choose(values[turn] for values in kept) for turn in range(shortest))
-    return Differences(chosen, True, unit="turn")
+    return Differences(tuple(choose(values[turn] for values in kept) for turn in range(shortest)), True, unit="turn")
 
 
 def _printed(column: str) -> list[float]:
-    """Return the share of BF16's throughput that each model in MODELS loses according to the paper's Table 1.
-
-    column: the id of the table's column, which stands for an optimizer and a method, such as adamw-gaussws. The shares
-    are fractions. Models for which the paper has no number are left out.
-    """
+    """Return the shares of throughput that MODELS lose in a column of the paper's Table 1, as fractions."""
     printed = [paper("gaussws").table("Table 1").value(f"overhead-{size}", column) for size in MODELS]
     return [value / 100 for value in printed if value is not None]
+
+
+# -------------------------------------------------------------------------------- Table 1, Figure 6
+
+
+@table("gaussws", "Table 1")
+def table_1(results: Results) -> Table:
+    """Return the paper's table of throughput, overhead and memory with our measurements."""
+    printed, found = paper("gaussws").table("Table 1"), training(results)
+    if found is None:
+        return NoData("not measured; run `fewbits bench train --store`, or `make reproduce-gaussws`")
+    missing = not_planned(results)
+    rows = []
+    for row in printed.rows:
+        what, _, size = row.id.partition("-")
+        cells = []
+        for column in printed.columns:
+            value, place = printed.value(row.id, column.id), COLUMNS[column.id]
+            arms = found.timed.get(MODELS.get(size, ""), {})
+            ours = _measured(arms, what, place) if size else _mean_overhead(found, place)
+            blank = value is None and ours is None
+            cells.append(BLANK if blank else TableCell(ours or missing, value, printed.source, comparable=False))
+        rows.append(TableRow(row.title, tuple(cells), row.unit))
+    rows += [row for name in found.timed if name not in MODELS.values() for row in _own_rows(found, name)]
+    amounts = {name: next(iter(of.values())).amount for name, of in found.timed.items()}
+    notes = (
+        "Ours: the last measurements of `fewbits bench train --store` in this store; the paper's are from an A100-40G",
+        f"{found.device}; " + ", ".join(f"{name} in steps of {amount:,} tokens" for name, amount in amounts.items()),
+        "Overhead: the share of throughput that is lost, as the median over turns with its 95 % interval; its mean is "
+        "1 minus the geometric mean of the ratios, as in the paper, ours over the timed models",
+        "Memory: on a CPU, the counted bytes of tensors at the peak of a step; the paper's is that of a GPU in a run "
+        "sharded over eight",
+    )
+    return TableResult(tuple(column.heading for column in printed.columns), tuple(rows), notes)
+
+
+def _measured(arms: Arms, what: str, place: tuple[str, str]) -> Value | None:
+    """Return the speed, overhead or memory (`what`) of an arm in the table's unit; None if it was not measured."""
+    timed = arms.get(place)
+    if timed is None:
+        return None
+    if what == "speed":
+        return Value(timed.speed / THOUSAND, None, len(timed.seconds))
+    if what == "memory":
+        return None if timed.memory is None else Value(timed.memory / GIB)
+    share = overhead(arms, *place)
+    return None if share is None else Value(*share, len(timed.seconds)).times(PERCENT)
+
+
+def _mean_overhead(found: Bench[str], place: tuple[str, str]) -> Value | None:
+    """Return 1 minus the geometric mean over models of (throughput of an arm) / (throughput of plain BF16)."""
+    kept = [1 - one[0] for arms in found.timed.values() if (one := overhead(arms, *place)) is not None]
+    return Value(1 - math.prod(kept) ** (1 / len(kept)), None, len(kept)).times(PERCENT) if kept else None
+
+
+def _own_rows(found: Bench[str], name: str) -> list[TableRow]:
+    """Return rows of speed, overhead and memory for a model that the paper's table does not have."""
+    titles = {"speed": (name, "10³ tokens/s"), "overhead": (f"Overhead of {name}", "%"), "memory": (name, "GiB")}
+    rows = []
+    for what, (title, unit) in titles.items():
+        cells = [_measured(found.timed[name], what, place) for place in COLUMNS.values()]
+        rows.append(TableRow(f"{title} (ours)", tuple(BLANK if v is None else TableCell(v) for v in cells), unit))
+    return rows
+
+
+@figure("gaussws", "Figure 6")
+def figure_6(results: Results) -> Picture:
+    """Draw the number of elements per second that each noise generator computes, by shape of the matrix."""
+    found = generators(results)
+    if found is None:
+        return NoData("not measured; run `fewbits bench kernels --generators --store`, or `make reproduce-gaussws`")
+
+    def draw() -> Figure:
+        shapes = [f"{rows}\n×{columns}" for rows, columns in found.timed]
+        speeds = {
+            f"{title}: 10⁹ elements/s": {
+                name: [of[what, arm].speed / 1e9 if (what, arm) in of else np.nan for of in found.timed.values()]
+                for arm, name in GENERATORS.items()
+            }
+            for what, title in TITLES.items()
+        }
+        return bar_figure(shapes, speeds, dict(zip(GENERATORS.values(), STYLES, strict=False)))
+
+    part = [of[key].amount for (r, c), of in found.timed.items() for key in of if of[key].amount < r * c]
+    notes = (
+        f"{found.device}. Medians over turns; every arm was timed in each turn.",
+        "The paper shows the quantity of the second panel, on GPUs, and its shapes only in the plot; ours range from "
+        "the smallest to the largest weights in its text. In the second panel, Box–Muller needs a compiler that fuses "
+        "it with the sum, so the panel has it on GPUs only.",
+        *([f"Of larger matrices, torch computes at most {max(part):,} elements."] if part else []),
+    )
+    return FigureResult(draw, (), notes)

@@ -1,53 +1,124 @@
-"""Make GaussWS's tables B.1 (properties of methods), C.1 (needed bits) and E.1 (settings); Table 1 is in timing.py."""
+"""GaussWS's tables B.1 (properties of methods), C.1 (needed bits), E.1 (settings), and our Table A (instability).
+
+Table A counts how many trials become unstable at too high learning rates. The paper's BF16 run diverges after 30 G
+tokens; at most scales we cannot train that long. Here arms start from a trunk's checkpoint and continue at 3, 10 and 30
+times its learning rate (reasons: sweeps/config/gaussws/stability.yaml). The criterion was fixed before the first run: a
+trial *leaves the trunk's level* if it diverges, or if its training loss, over the last tenth of its steps, is more than
+10 % above the trunk's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
-from fewbits.analysis.engine.results.arms import BASELINE
-from fewbits.analysis.engine.results.data import NotPlanned
+import numpy as np
+
+from fewbits.analysis.engine.results.arms import BASELINE, arm_table
+from fewbits.analysis.engine.results.data import NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import Column, paper
 from fewbits.analysis.engine.results.places import not_planned, sweep_places, trial_ids
-from fewbits.analysis.report.items import Ours, OutOfReach, Setting, TableCell, TableResult, TableRow, Value
+from fewbits.analysis.report.items import Ours, Setting, Table, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.report.registry import table
-from fewbits.analysis.studies.gaussws import benches, theory
-from fewbits.analysis.studies.gaussws.stability import RATES, all_ended
-from fewbits.analysis.studies.gaussws.widths import OURS
+from fewbits.analysis.studies.gaussws import metrics_timing, theory
+from fewbits.analysis.studies.gaussws.metrics_widths import OURS
 from fewbits.analysis.tables.cells import PERCENT, cell
 from fewbits.analysis.tables.comparing import compare
 from fewbits.analysis.tables.settings import Describe, Lineage, SettingsColumn, settings_table
 from fewbits.analysis.views.numbers import number
 from fewbits.sweeps.planning.cost import tokens_of
+from fewbits.sweeps.planning.store import State
+
+# -------------------------------------------------------------------------------- Table A
+
+UNSTABLE = {  # by sweep, the arms
+    "stability": (BASELINE, OURS, "diffq", "qkv", "out", "up", "down", "od"),
+    "stability-mini": ("adam-mini", "adam-mini-gaussws"),
+}
+RISE = 0.1
+AXIS, RATES = "rate", ("x3", "x10", "x30")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The results of an arm's trials at one learning rate that finished or diverged, beside their trunks."""
+
+    left: int  # the number of trials that left the trunk's level
+    rises: tuple[float, ...]  # loss / the trunk's loss - 1, for each trial with a finite loss
+    trials: tuple[str, ...]  # the ids of the trials, one for each seed
+
+    @property
+    def text(self) -> str:
+        return f"{self.left} of {len(self.trials)}"
+
+
+def _ended(part: Results, arm: str, rate: str) -> Ended | None:
+    late, states = part.late("loss"), dict(zip(part.trials["id"], part.trials["state"], strict=True))
+    left, rises, trials = 0, [], []
+    for key in trial_ids(part, arm, {AXIS: rate}).values():
+        parent = part.plan.trials[key].parent
+        if states.get(key) == State.DIVERGED:
+            left += 1
+            trials.append(key)
+        elif states.get(key) == State.DONE and parent in late and np.isfinite(late[key]):
+            rises.append(late[key] / late[parent] - 1)
+            left += rises[-1] > RISE
+            trials.append(key)
+    return Ended(left, tuple(rises), tuple(trials)) if trials else None
+
+
+def all_ended(results: Results) -> dict[tuple[str, str], Ended]:
+    """Return the results by (arm, rate), for those arms and rates of which a trial has finished or diverged."""
+    found: dict[tuple[str, str], Ended] = {}
+    for sweep, arms in UNSTABLE.items():
+        if isinstance(part := sweep_places(results, sweep), Results):
+            found |= {(arm, rate): one for arm in arms for rate in RATES if (one := _ended(part, arm, rate))}
+    return found
+
+
+@table("gaussws", "Table A", "Induced instability: seeds that leave the trunk's level, and the change of their loss")
+def table_a(results: Results) -> Table:
+    """Return two rows for each arm, with a column for each rate: trials that left, and the mean change of the loss."""
+    found = all_ended(results)
+    if not found:
+        planned = isinstance(sweep_places(results, "stability"), Results)
+        return NoData("no trial of the sweep stability has ended") if planned else not_planned(results)
+    rows = []
+    for arm in dict.fromkeys(name for name, _ in found):
+        each = [found.get((arm, rate)) for rate in RATES]
+        counts = (TableCell(Setting(one.text, one.trials) if one else Setting("")) for one in each)
+        rows.append(TableRow(arm_table("gaussws").title(arm), tuple(counts), "of seeds"))
+        rows.append(TableRow("    loss over its trunk's", tuple(map(_rise, each)), "%"))
+    notes = (
+        f"A trial leaves the trunk's level if it diverges or its final loss is more than {RISE:.0%} above the trunk's",
+        "Learning rates are multiples of the trunk's and apply from its checkpoint on",
+        "We induce this instability by raising the learning rate; it is no test of training as long as the paper's",
+    )
+    return TableResult(RATES, tuple(rows), notes)
+
+
+def _rise(one: Ended | None) -> TableCell:
+    if one is None or not one.rises:
+        return TableCell(Setting("" if one is None else "diverged"))
+    return TableCell(Value(PERCENT * float(np.mean(one.rises)), None, len(one.rises), one.trials))
+
 
 # -------------------------------------------------------------------------------- Table B.1
 
-NOT_OURS = {
-    "fqt": OutOfReach("the subject of the MoR and NVFP4 studies"),
-    "nipq": OutOfReach("tested neither here nor in the paper"),
-}
+NOT_OURS = {"fqt": "the subject of the MoR and NVFP4 studies", "nipq": "tested neither here nor in the paper"}
 ARMS = {"bf16": BASELINE, "gaussws": OURS, "diffq": "diffq"}
 
 
 @table("gaussws", "Table B.1")
 def table_b1(results: Results) -> TableResult:
-    """Return Table B.1: the paper rates methods in words such as `good`; our entries are measurements.
-
-    The rated properties are throughput, stability, accuracy and flexibility. Our entry for flexibility is a
-    description.
-    """
+    """Return Table B.1: the paper rates methods in words such as `good`; our entries are measurements."""
     printed = paper("gaussws").table("Table B.1")
-    measure: dict[str, Callable[[Results, str], Ours]] = {
-        "throughput": _throughput,
-        "stability": _stability,
-        "accuracy": _accuracy,
-        "flexibility": _flexibility,
-    }
+    measure = {"throughput": _throughput, "stability": _stability, "accuracy": _accuracy, "flexibility": _flexibility}
     rows = []
     for row in printed.rows:
         cells = []
         for column, words in zip(printed.columns, row.text, strict=True):
-            ours = NOT_OURS.get(row.id) or measure[column.id](results, ARMS[row.id])
+            ours = Setting(NOT_OURS[row.id]) if row.id in NOT_OURS else measure[column.id](results, ARMS[row.id])
             cells.append(TableCell(ours, words, printed.source))
         rows.append(TableRow(row.title, tuple(cells)))
     notes = (
@@ -59,17 +130,13 @@ def table_b1(results: Results) -> TableResult:
 
 
 def _throughput(results: Results, arm: str) -> Ours:
-    found = benches.training(results)
-    if found is None:
-        return not_planned(results)
     if arm == BASELINE:
         return Setting("0 %, by definition")
-    words = [
-        f"{lost[0]:.1%} ({name})"
-        for name, arms in found.timed.items()
-        if (lost := benches.overhead(arms, "adamw", arm)) is not None
-    ]
-    return Setting(", ".join(words)) if words else not_planned(results)
+    found = metrics_timing.training(results)
+    timed = {} if found is None else found.timed
+    lost = {name: metrics_timing.overhead(arms, "adamw", arm) for name, arms in timed.items()}
+    words = [f"{one[0]:.1%} ({name})" for name, one in lost.items() if one is not None]
+    return Setting(", ".join(words)) if words else NoData("not measured")
 
 
 def _stability(results: Results, arm: str) -> Ours:
@@ -81,8 +148,7 @@ def _stability(results: Results, arm: str) -> Ours:
 
 
 def _accuracy(results: Results, arm: str) -> Ours:
-    part = sweep_places(results, "gpt2")
-    if isinstance(part, NotPlanned):
+    if isinstance(part := sweep_places(results, "gpt2"), NotPlanned):
         return part
     if arm == BASELINE:
         return Setting("0 %, by definition")
@@ -104,17 +170,14 @@ TIES = "Mantissa of ŵ that keeps ties, too (ours)"
 
 @table("gaussws", "Table C.1")
 def table_c1(results: Results) -> TableResult:
-    """Return Table C.1: the exponent and mantissa bits that weights need at each bit width, and formats that have them.
+    """Return Table C.1: the bits that weights need at each width, found by a search with our kernels."""
+    printed, found = paper("gaussws").table("Table C.1"), theory.table_c1_rows()
 
-    Our numbers of bits, beside the paper's, are found by a search with our kernels.
-    """
-    printed = paper("gaussws").table("Table C.1")
-    found = theory.table_c1_rows()
-    rows = [
-        TableRow(row.title, tuple(_entry(ours, theirs, printed.source) for ours, theirs in found[row.id]), row.unit)
-        for row in printed.rows
-    ]
-    ties = tuple(_entry(float(theory.least_mantissa_bits(bits, ties=True)), None, "") for bits in theory.WIDTHS)
+    def entry(ours: float | str, theirs: float | str | None) -> TableCell:
+        return TableCell(Setting(ours) if isinstance(ours, str) else Value(ours), theirs, printed.source)
+
+    rows = [TableRow(row.title, tuple(entry(*pair) for pair in found[row.id]), row.unit) for row in printed.rows]
+    ties = tuple(TableCell(Value(float(theory.least_mantissa_bits(bits, ties=True)))) for bits in theory.WIDTHS)
     notes = (
         "Ours are found by search, not computed from Proposition 3: the fewest exponent bits with which a format has "
         "the least step needed, and the fewest mantissa bits with which a cast swallows no noise, for any weight and "
@@ -125,17 +188,9 @@ def table_c1(results: Results) -> TableResult:
     return TableResult(tuple(column.title for column in printed.columns), (*rows, TableRow(TIES, ties, "bits")), notes)
 
 
-def _entry(ours: float | str, theirs: float | str | None, source: str) -> TableCell:
-    return TableCell(Setting(ours) if isinstance(ours, str) else Value(ours), theirs, source)
-
-
 # -------------------------------------------------------------------------------- Table E.1
 
-SWEEPS = {
-    "gpt2-124m": "gpt2",
-    "llama2-134m": "llama2",
-    "llama2-1b": "large",
-}  # by column of the paper's table, our sweep
+SWEEPS = {"gpt2-124m": "gpt2", "llama2-134m": "llama2", "llama2-1b": "large"}  # by column of the paper's table
 SETTINGS: dict[str, Describe] = {
     "length": lambda line: f"{line.arm.training.length:,}",
     "local": lambda line: f"{line.arm.training.micro_batch:,}",
@@ -157,11 +212,7 @@ UNSTATED: dict[str, Describe] = {
 
 
 def _column(results: Results, column: Column) -> SettingsColumn:
-    """Return the column with the settings of our GaussWS arm that is shown beside a column of the paper's Table E.1.
-
-    column: the paper's column. Our settings come from the trials' configs, except the number of ranks, which is in the
-    plan.
-    """
+    """Return the column of our GaussWS arm: settings from the trials' configs, the number of ranks from the plan."""
     part = sweep_places(results, SWEEPS[column.id])
     trials = [] if isinstance(part, NotPlanned) else [part.plan.trials[name] for name in trial_ids(part, OURS).values()]
     ranks = max((planned.resources.ranks for planned in trials), default=1)
@@ -173,10 +224,6 @@ def _column(results: Results, column: Column) -> SettingsColumn:
 
 
 def _bits_decay(line: Lineage) -> float:
-    """Return the weight decay of bit widths in an arm's trial; if it is not set, that of the weights applies.
-
-    line: the arm's trial and the trunks from which it branches.
-    """
     own = line.arm.optimizer.bits_weight_decay
     return line.arm.optimizer.weight_decay if own is None else own
 
@@ -186,6 +233,5 @@ def table_e1(results: Results) -> TableResult:
     """Return a table of training settings: the paper's, and those in the configs of our GaussWS arms."""
     printed = paper("gaussws").table("Table E.1")
     columns = [_column(results, column) for column in printed.columns]
-    return settings_table(
-        printed, columns, UNSTATED, ("A sum of steps means the steps of the trunk plus the steps of the branch",)
-    )
+    notes = ("A sum of steps means the steps of the trunk plus the steps of the branch",)
+    return settings_table(printed, columns, UNSTATED, notes)

@@ -1,13 +1,14 @@
-"""Check GaussWS's theory of noise and casts with our own kernels; claims G1 to G4 use the results.
+"""GaussWS's theory of noise and casts, checked with our own kernels by enumerating cases (claims G1 to G4, Table C.1).
 
 Rounding depends on mantissas only, so all cases can be enumerated: every mantissa of a block's maximum with every
 mantissa of a weight, in all binades that matter. The sampled weight ŵ = cast(w + R · 2^(1−b) · max|w|), with the bit
-width b, is computed by this definition for chosen noise R, and by the kernel for the R that it draws from a seed. The
-definition and the kernel have to give the same bits for the same R.
+width b, is computed by this definition for chosen noise R, and by the kernel for the R that it draws from a seed; both
+have to give the same bits for the same R.
 
-Where the GaussWS paper can be read in two ways, both readings are checked. In Lemma 1, weights may lie only on the grid
-of the cast, or also between its points. In Table C.1, the maximum of a block may be any number, or no power of two; if
-it is a power of two, noise is exactly half a step of the cast, a tie.
+The smallest nonzero |R| is 2^τ; GaussWS has τ = 0. Noise 2^τ · R at b bits is the noise R at b − τ bits, so the kernel
+gives the cases of every τ. Two statements of the paper can be read in two ways, and both readings are checked: in Lemma
+1, weights may lie on the grid of the cast only, or also between its points; in Table C.1, the maximum of a block may be
+any number, or no power of two (if it is one, noise is exactly half a step of the cast, a tie).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,22 +32,20 @@ from fewbits.kernels.reference import noise as reference_noise
 BF16_MANTISSA = 7
 SQUARE = 32
 PATTERNS = 1 << 16  # the patterns of the 16 random bits from which an element of R is computed
-UNIFORM_4_BITS = tuple(k / 16 for k in range(1, 9))  # the magnitudes of U(−½, ½) in 4 bits; the smallest is 2^τ, τ = −4
+UNIFORM_4_BITS = tuple(k / 16 for k in range(1, 9))  # the magnitudes of U(−½, ½) in 4 bits; the smallest is 2^−4
+TAUS = (0, -2, -4)  # the exponents of the smallest noise for which Lemma 2 and Propositions 3 and 4 are checked
 MAXIMA = 128  # the largest number of mantissas that are tried for the maxima of blocks; BF16 has 128
 WIDTHS = range(3, 14)  # the bit widths of Table C.1
-# The number of binades of weights that are tried, from the maximum's down. Lower binades have finer steps, so that a
-# cast swallows no more noise there than in the binades above.
-BINADES = 4
+BINADES = 4  # binades of weights that are tried, from the maximum's down; lower ones have finer steps
+# The formats of today's hardware that Table C.1 can name.
+FORMATS = ("e2m1", "e2m3", "e3m2", "e4m3", "e3m4", "e5m2", "bf16", "fp16", "fp32")
 
 
 # -------------------------------------------------------------------------------- eq. 10
 
 
 def equation_10() -> dict[int, Fraction]:
-    """Return the probability of each value of the noise R according to eq. 10 of the GaussWS paper.
-
-    The formula of Pr(±1) contains Pr(±2), which is read as the probability of both signs together.
-    """
+    """Return the probability of each value of R by eq. 10; Pr(±2) in the formula of Pr(±1) is that of both signs."""
     two = Fraction(3, 4) / 2**9
     one = Fraction(3, 4) ** 2 / 4 * (1 - 2 * two)
     return {-2: two, -1: one, 0: 1 - 2 * (one + two), 1: one, 2: two}
@@ -53,35 +53,23 @@ def equation_10() -> dict[int, Fraction]:
 
 @cache
 def generated() -> dict[int, Fraction]:
-    """Return the probability of each value of GaussWS's noise R, counted over all patterns of 16 random bits.
-
-    The reference generator computes one element of R from 16 random bits.
-    """
+    """Return the probability of each value of R, counted over all patterns of the reference generator's 16 bits."""
     number = torch.arange(PATTERNS)
     nibbles = reference_noise.gaussian_nibbles([number >> bit & 1 for bit in range(16)])
-    values = reference_noise.unpack_noise(nibbles, 8 * PATTERNS)[
-        ::8
-    ]  # a word holds eight elements, of which only the first is computed from a pattern
+    # A word holds eight elements, of which only the first is computed from a pattern.
+    values = reference_noise.unpack_noise(nibbles, 8 * PATTERNS)[::8]
     return {value: Fraction(int((values == value).sum()), PATTERNS) for value in range(-2, 3)}
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """The rounded noise R that the kernel draws, compared with the reference generator and GaussWS's eq. 10.
+class Drawn(NamedTuple):
+    """The noise R that the kernel draws, beside the reference generator and eq. 10."""
 
-    Eq. 10 gives the probability of each value of R.
-    """
-
-    elements: int  # the number of drawn elements
-    different: int  # the number of elements that differ from the reference generator's
+    elements: int
+    different: int  # elements that differ from the reference generator's
     chi_square: float  # χ² of the counts of R against eq. 10, with 4 degrees of freedom
 
 
 def drawn(elements: int = 1 << 18, seed: int = 1) -> Drawn:
-    """Compare the noise R that the kernel draws for one seed with the reference generator and with GaussWS's eq. 10.
-
-    elements: the number of drawn elements.
-    """
     found = noise("gaussian", elements, seed)
     expected = reference_noise.unpack_noise(reference_noise.gaussian_noise(elements, seed, "cpu"), elements)
     counts = torch.bincount(found.long() + 2, minlength=5).double()
@@ -99,33 +87,19 @@ def noise(kind: str, count: int, seed: int) -> Tensor:
 # -------------------------------------------------------------------------------- Lemma 1: noise that a cast swallows
 
 
-def cast(x: Tensor, mantissa: int) -> Tensor:
-    """Return x rounded to a format with this number of mantissa bits and BF16's exponents."""
-    return fake_quantize(x, f"e8m{mantissa}")
-
-
 def sampled(w: Tensor, r: Tensor | float, scale: Tensor, mantissa: int = BF16_MANTISSA) -> Tensor:
-    """Return the sampled weight ŵ by its definition in GaussWS's eq. 3: cast(w + r · scale).
-
-    r: the noise R. scale: the factor of the noise (see `scales`). mantissa: the mantissa bits of the cast.
-    """
-    return cast(w + r * scale, mantissa)
+    """Return ŵ by its definition in eq. 3, in a format with this number of mantissa bits and BF16's exponents."""
+    return fake_quantize(w + r * scale, f"e8m{mantissa}")
 
 
 def scales(bits: float, maxima: Tensor) -> Tensor:
-    """Return the factors of the noise, 2^(1 − bits) · maxima, with `bits` rounded to float32, as in the kernel.
-
-    bits: the bit width. maxima: the greatest magnitudes of blocks of weights.
-    """
+    """Return the factors of the noise, 2^(1 − bits) · maxima, with `bits` rounded to float32, as in the kernel."""
     exact = 1 - torch.tensor(bits, dtype=torch.float32).double()
     return torch.exp2(exact).float() * maxima
 
 
 def mantissas(count: int, steps: int) -> Tensor:
-    """Return all numbers 1 + i / steps in [1, 2), for integers i; if there are more than `count`, return a selection.
-
-    The selection has `count` numbers, which are evenly spaced except for rounding, and begins with 1.
-    """
+    """Return all numbers 1 + i / steps in [1, 2); if there are more than `count`, an even selection that has 1."""
     return 1 + torch.linspace(0, steps - 1, min(count, steps)).round() / steps
 
 
@@ -134,16 +108,18 @@ class Swallowed:
     """The number of tried cases, and of those in which the cast of weight + noise swallows a term: noise, or weight."""
 
     count: int  # cases in which the result is the same with and without the term
-    cases: int  # all cases
+    cases: int
 
     @staticmethod
     def of(same: Iterable[Tensor]) -> Swallowed:
-        """Count the cases in which a term (noise, or weight) has no effect on the cast of weight + noise.
-
-        Each tensor in `same` has an element for each case, true if the term has no effect.
-        """
+        """Count cases; each tensor has an element for each, true if the term has no effect."""
         counts = [(int(one.sum()), one.numel()) for one in same]
         return Swallowed(sum(count for count, _ in counts), sum(cases for _, cases in counts))
+
+    @staticmethod
+    def total(each: Iterable[Swallowed]) -> Swallowed:
+        found = [*each]
+        return Swallowed(sum(one.count for one in found), sum(one.cases for one in found))
 
     @property
     def share(self) -> float:
@@ -160,13 +136,11 @@ def swallowed_noise(
 ) -> Swallowed:
     """Count the cases in which noise with |R| = magnitude has no effect: the cast of w + noise equals the cast of w.
 
-    The cases are all mantissas of the block's maximum with all weights w in the BINADES binades from the maximum's
-    down, and with both signs of R. If the cast has more mantissa bits than BF16, only MAXIMA evenly spaced mantissas of
-    the maximum, and only weights in the maximum's binade, are tried.
+    The cases are all mantissas of the block's maximum with all weights in the BINADES binades below it, and both signs
+    of R. For casts with more mantissa bits than BF16, MAXIMA mantissas of the maximum and the weights in its binade.
 
-    bits: the bit width b. mantissa: the mantissa bits of the cast. beside_grid: also try weights between the values of
-    the cast's format, at sixteenths of a step, as FP32 master weights can have. ties: also try maxima that are powers
-    of two, where noise can be exactly half a step of the cast, a tie in rounding.
+    beside_grid: also weights between the values of the cast's format, at sixteenths of a step, as FP32 master weights
+    can have. ties: also maxima that are powers of two, where noise can be exactly half a step, a tie in rounding.
     """
     steps = 1 << mantissa
     maxima = mantissas(MAXIMA, steps)[0 if ties else 1 :, None]
@@ -176,19 +150,14 @@ def swallowed_noise(
     found = []
     for binade in range(BINADES if mantissa <= BF16_MANTISSA else 1):
         w = weights * 2.0**-binade
-        within = w <= maxima
-        for r in (magnitude, -magnitude):
-            found.append((sampled(w, r, scales(bits, maxima), mantissa) == cast(w, mantissa))[within])
+        within, plain, scale = w <= maxima, fake_quantize(w, f"e8m{mantissa}"), scales(bits, maxima)
+        found += [(sampled(w, r, scale, mantissa) == plain)[within] for r in (magnitude, -magnitude)]
     return Swallowed.of(found)
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """Weights w and the sampled weights ŵ that the kernel returns.
-
-    The weights were made so that each of BF16's mantissas is that of the greatest |w| of some square (a block of 32×32
-    weights).
-    """
+    """Weights w, and ŵ by the kernel; each of BF16's mantissas is that of some square's maximum."""
 
     w: Tensor
     scale: Tensor  # for each element, the factor of the noise in its square
@@ -206,11 +175,10 @@ class Sampled:
 
 
 def by_kernel(bits: float, kind: str, *, exponents: tuple[int, int] = (-12, 1), seed: int = 1) -> Sampled:
-    """Sample random BF16 weights with the kernel, which draws R from the seed.
+    """Sample random BF16 weights with the kernel, which draws R from the seed. kind: gaussian or uniform noise.
 
-    bits: the bit width. kind: gaussian or uniform noise. exponents: the first exponent of weights, and the end of the
-    range, which is excluded. The maxima of the squares (blocks of 32×32 weights) have exponent 0; weights above their
-    square's maximum are halved.
+    exponents: the first exponent of weights, and the end of the range, which is excluded. The maxima of the squares
+    have exponent 0; weights above their square's maximum are halved.
     """
     g = torch.Generator().manual_seed(seed)
     shape, steps = (SQUARE, SQUARE * MAXIMA), 1 << BF16_MANTISSA
@@ -227,87 +195,73 @@ def by_kernel(bits: float, kind: str, *, exponents: tuple[int, int] = (-12, 1), 
 # -------------------------------------------------------------------------------- Lemma 2: weights that noise swallows
 
 
-def cutoff(bits: float, maximum: float) -> int:
-    """Return the exponent c of the cut-off in GaussWS's Lemma 2 (eq. 8): no weight above 2^c is swallowed.
+def cutoff(bits: float, maximum: float, tau: float = 0) -> int:
+    """Return the exponent c of Lemma 2 (eq. 8): the smallest noise, 2^tau, swallows no weight above 2^c.
 
     Noise swallows a weight if noise + weight is rounded to the same value as the noise alone.
-
-    bits: the bit width. maximum: the greatest magnitude in the weight's block.
     """
-    return math.floor(2 - bits + math.log2(maximum)) - BF16_MANTISSA
+    return math.floor(tau + 2 - bits + math.log2(maximum)) - BF16_MANTISSA
 
 
-def swallowed_weights(bits: float, above: int = 0, magnitude: float = 1.0) -> Swallowed:
-    """Count the cases in which a small weight w has no effect: BF16 rounds noise + w and noise alone to the same value.
+def swallowed_weights(bits: float, above: int = 0, magnitude: float = 1.0, tau: int = 0) -> Swallowed:
+    """Count the cases in which a small weight has no effect beside noise with |R| = magnitude · 2^tau.
 
-    bits: the bit width. above: the binade of the weights; 0 is the one that starts at the cut-off of GaussWS's Lemma 2
-    (see `cutoff`), −1 the one below. magnitude: |R|. The cases are all mantissas of the small weight and of the block's
-    maximum, with both signs of the noise.
+    above: the binade of the weights; 0 starts at Lemma 2's cut-off, −1 is the one below. The cases are all mantissas of
+    the weight and of the block's maximum, with both signs of the noise.
     """
     maxima = mantissas(MAXIMA, 1 << BF16_MANTISSA)
-    exponents = torch.tensor([float(cutoff(bits, float(m)) + above) for m in maxima])
+    exponents = torch.tensor([float(cutoff(bits, float(m), tau) + above) for m in maxima])
     small = torch.exp2(exponents)[:, None] * (maxima + 2.0**-8)  # strictly above the cut-off
-    scale = scales(bits, maxima)[:, None]
-    found = [sampled(small, r, scale) == sampled(torch.zeros_like(small), r, scale) for r in (magnitude, -magnitude)]
+    scale, size = scales(bits, maxima)[:, None], magnitude * 2.0**tau
+    found = [sampled(small, r, scale) == sampled(torch.zeros_like(small), r, scale) for r in (size, -size)]
     return Swallowed.of(found)
 
 
 # -------------------------------------------------------------------------------- Proposition 3, Table C.1
 
 
-def exponent_bits(bits: int, *, after_noise: bool) -> int:
-    """Return the exponent bits that GaussWS's Proposition 3 requires for a weight w or, with after_noise, for ŵ.
-
-    bits: the bit width. ŵ is the sampled weight, w plus noise.
-    """
-    return math.ceil(math.log2(bits + (3 if after_noise else 1)))
+def exponent_bits(bits: int, *, after_noise: bool, tau: int = 0) -> int:
+    """Return the exponent bits that Proposition 3 requires for a weight w or, with after_noise, for ŵ."""
+    return math.ceil(math.log2(bits - tau + (3 if after_noise else 1)))
 
 
-def least_exponent_bits(bits: int, *, after_noise: bool) -> int:
+def least_exponent_bits(bits: int, *, after_noise: bool, tau: int = 0) -> int:
     """Find the fewest exponent bits of a format for weights w or, with after_noise, for sampled weights ŵ.
 
-    bits: the bit width. The greatest value of w or ŵ is in the format's top binade, and the format's smallest subnormal
-    number must not exceed a bound from GaussWS's Proposition 3: for w, the cut-off of Lemma 2 (see `cutoff`); for ŵ,
-    BF16's step at the magnitude of the smallest nonzero noise. One value of the exponent field is for zero and
-    subnormals, and one is for infinities and NaN.
+    The greatest value is in the format's top binade, and its smallest subnormal number must not exceed a bound: for w,
+    Lemma 2's cut-off; for ŵ, BF16's step at the smallest nonzero noise. One value of the exponent field is for zero and
+    subnormals, and one for infinities and NaN.
     """
-    top, least = (1, 1 - bits - BF16_MANTISSA) if after_noise else (0, cutoff(bits, 1.0))
+    top, least = (1, 1 + tau - bits - BF16_MANTISSA) if after_noise else (0, cutoff(bits, 1.0, tau))
     for width in range(2, 9):
         grid = _ieee(width)
         if math.ldexp(grid.min_subnormal, top - grid.emax) <= 2.0**least:
             return width
-    raise ValueError(
-        f"bit width {bits} is too large: it needs a smaller step than any format with at most 8 exponent bits has"
-    )
+    raise ValueError(f"bit width {bits}: no format with at most 8 exponent bits has a step as small as it needs")
 
 
 def least_mantissa_bits(bits: int, *, ties: bool) -> int:
-    """Return the fewest mantissa bits with which the cast of weight + noise never swallows the noise.
-
-    bits: the bit width. ties: also test blocks whose maximum is a power of two; there noise can be exactly half a step
-    of the cast, a tie in rounding.
-    """
+    """Return the fewest mantissa bits with which the cast never swallows noise. ties: as for `swallowed_noise`."""
     return next(m for m in range(1, 24) if not swallowed_noise(bits, mantissa=m, ties=ties).count)
 
 
-@dataclass(frozen=True)
-class Underflows:
-    """The numbers of nonzero values that become zero in a format with the exponent bits of GaussWS's Proposition 3."""
+class Underflows(NamedTuple):
+    """The numbers of nonzero values that become zero in a format with the exponent bits of Proposition 3."""
 
-    weights: int  # the number of weights that become zero
-    sampled: int  # the number of values of ŵ that become zero
-    values: int  # the number of all weights, which is also the number of all values of ŵ
+    weights: int  # weights that become zero
+    sampled: int  # values of ŵ that become zero
+    values: int  # all weights, and as many values of ŵ
 
 
-def underflows(bits: int) -> Underflows:
-    """Count random weights, and sampled weights ŵ, that become zero with the exponent bits of GaussWS's Proposition 3.
+def underflows(bits: int, tau: int = 0) -> Underflows:
+    """Count random weights, and values of ŵ, that become zero with Proposition 3's exponent bits.
 
-    As the proposition assumes, the weights exceed the cut-off of Lemma 2 (see `cutoff`). bits: the bit width.
+    As the proposition assumes, the weights exceed the cut-off of Lemma 2.
     """
-    found = by_kernel(bits, "gaussian", exponents=(cutoff(bits, 1.0) + 1, 1))
+    found = by_kernel(bits - tau, "gaussian", exponents=(cutoff(bits, 1.0, tau) + 1, 1))
     counts = []
     for values, after_noise in ((found.w, False), (found.kernel, True)):
-        grid = _ieee(exponent_bits(bits, after_noise=after_noise))
+        grid = _ieee(exponent_bits(bits, after_noise=after_noise, tau=tau))
         scaled = values * 2.0 ** (grid.emax - after_noise)  # noise can move values to the binade above the maximum's
         counts.append(int(((fake_quantize(scaled, str(grid)) == 0) & (values != 0)).sum()))
     return Underflows(counts[0], counts[1], found.w.numel())
@@ -317,24 +271,8 @@ def _ieee(exponent: int) -> Format:
     return Format.parse(f"e{exponent}m{BF16_MANTISSA}ieee")
 
 
-FORMATS = (
-    "e2m1",
-    "e2m3",
-    "e3m2",
-    "e4m3",
-    "e3m4",
-    "e5m2",
-    "bf16",
-    "fp16",
-    "fp32",
-)  # the formats of today's hardware that Table C.1 can name
-
-
 def formats_for(exponent: int, mantissa: int) -> tuple[str, ...]:
-    """Return the narrowest of FORMATS with at least these exponent and mantissa bits.
-
-    They are named as in GaussWS's Table C.1, for example "FP8 E4M3" and "BF16".
-    """
+    """Return the narrowest of FORMATS with at least these bits, named as in Table C.1, such as "FP8 E4M3"."""
     grids = map(Format.parse, FORMATS)
     fit = [grid for grid in grids if grid.exponent_bits >= exponent and grid.mantissa_bits >= mantissa]
     narrowest = min(grid.bits for grid in fit)
@@ -342,48 +280,41 @@ def formats_for(exponent: int, mantissa: int) -> tuple[str, ...]:
     return tuple(name if "FP" in name or "BF" in name else f"FP{grid.bits} {name}" for grid, name in names.items())
 
 
-@dataclass(frozen=True)
-class SwallowedBelowCutoff:
-    """Counts of the weights below the cut-off of GaussWS's Lemma 2, after the kernel has added noise to them.
+# -------------------------------------------------------------------------------- Proposition 4
 
-    The cut-off is the magnitude below which noise may swallow a weight. ŵ is the sampled weight, with the noise.
+
+class BelowCutoff(NamedTuple):
+    """Counts of weights below Lemma 2's cut-off, to which the kernel has added noise.
+
+    A weight is swallowed if ŵ is as for a weight of 0.
     """
 
-    weights: int  # all weights below the cut-off
+    weights: int
     noisy: int  # weights whose R is not zero
-    swallowed: int  # weights that do not change ŵ: it is the same for a weight of 0
-    swallowed_without_noise: int  # weights that do not change ŵ and whose R is zero
+    swallowed: int
+    swallowed_without_noise: int
     kept: int  # weights whose R is zero and whose ŵ is the weight itself
 
 
-def swallowed_below_cutoff(bits: float) -> SwallowedBelowCutoff:
-    """Count the weights below the cut-off of GaussWS's Lemma 2 that are swallowed: ŵ is as for a weight of 0.
-
-    bits: the bit width. ŵ is the sampled weight, with the noise.
-    """
-    low = cutoff(bits, 1.0)
-    found = by_kernel(bits, "gaussian", exponents=(low - 6, low - 1))
+def below_cutoff(bits: float, tau: int = 0) -> BelowCutoff:
+    low = cutoff(bits, 1.0, tau)
+    found = by_kernel(bits - tau, "gaussian", exponents=(low - 6, low - 1))
     small = found.w.abs() < torch.exp2(torch.tensor(float(low)))
     without = sampled(torch.zeros_like(found.w), found.r, found.scale)
     gone, noisy = (found.kernel == without) & small, (found.r != 0) & small
     kept = (found.kernel == found.w) & small & ~noisy
-    return SwallowedBelowCutoff(
-        int(small.sum()), int(noisy.sum()), int(gone.sum()), int((gone & ~noisy).sum()), int(kept.sum())
-    )
+    return BelowCutoff(*(int(one.sum()) for one in (small, noisy, gone, gone & ~noisy, kept)))
 
 
 def table_c1_rows() -> dict[str, list[tuple[float | str, float | str]]]:
-    """Return the rows of GaussWS's Table C.1 by id; a row has a pair for each of WIDTHS: our value and the paper's.
-
-    A value is a number of exponent or mantissa bits, or the names of formats. Our values are found by a search.
-    """
+    """Return the rows of Table C.1 by id; a row has for each of WIDTHS our value (by search) and the paper's."""
     mantissa = [least_mantissa_bits(bits, ties=False) for bits in WIDTHS]
-    sampled = [least_exponent_bits(bits, after_noise=True) for bits in WIDTHS]
+    exponent = [least_exponent_bits(bits, after_noise=True) for bits in WIDTHS]
     ours: dict[str, list[float | str]] = {
         "exponent": [float(least_exponent_bits(bits, after_noise=False)) for bits in WIDTHS],
-        "exponent-sampled": [*map(float, sampled)],
+        "exponent-sampled": [*map(float, exponent)],
         "mantissa-sampled": [*map(float, mantissa)],
-        "format": [", ".join(formats_for(e, m)) for e, m in zip(sampled, mantissa, strict=True)],
+        "format": [", ".join(formats_for(e, m)) for e, m in zip(exponent, mantissa, strict=True)],
     }
     printed = {row.id: [_plain(v) for v in row.values or row.text] for row in paper("gaussws").table("Table C.1").rows}
     return {name: list(zip(values, printed[name], strict=True)) for name, values in ours.items()}

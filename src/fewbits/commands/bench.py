@@ -162,6 +162,10 @@ def _shapes(text: str) -> tuple[tuple[int, int], ...]:
     return tuple((int(rows), int(cols)) for rows, cols in sides)
 
 
+def _numbers(text: str) -> list[int]:
+    return [positive(part) for part in text.split(",")]
+
+
 def train(argv: Sequence[str]) -> int:
     options = _train_options(argv)
     from fewbits.experiments.bench.measure import machine, warn_if_busy
@@ -180,11 +184,11 @@ def train(argv: Sequence[str]) -> int:
     warn_if_busy()
     configs = [first_layers(model(name), options.layers) for name in options.model.split(",")]
     recipes = {name: load_recipe(name) for name in options.recipes.split(",")}
-    sizes = {"batch": options.batch, "length": options.length, "steps": options.steps}
+    sizes = {"length": options.length, "steps": options.steps}
     facts, measured = machine(device.type), []
-    for config in configs:
+    for config, batch in zip(configs, options.batch, strict=True):
         notice(f"timing {config.name}, {options.steps} steps of each recipe")
-        measured.append(measure(config, recipes, options.optimizers.split(","), device, **sizes))
+        measured.append(measure(config, recipes, options.optimizers.split(","), device, batch=batch, **sizes))
     models = [asdict(result) for result in measured]
     _store(options, f"train-{device.type}", facts, {"turns": options.steps, "models": models})
     for result in measured:
@@ -214,8 +218,14 @@ def _train_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--recipes", default="mor/block,nvfp4,gaussws", help="default: %(default)s")
     parser.add_argument("--optimizers", default="adamw", help="adamw, adam-mini, or both, separated by a comma")
     parser.add_device()
-    parser.add_argument("--batch", type=positive, default=8, help="sequences in a batch (default: %(default)s)")
+    about = "sequences in a batch: one number, or one for each model, separated by commas (default: 8)"
+    parser.add_argument("--batch", type=_numbers, default=[8], metavar="N,…", help=about)
     parser.add_argument("--length", type=positive, default=256, help="tokens in a sequence (default: %(default)s)")
     parser.add_argument("--steps", type=positive, default=20, help="timed steps of each recipe (default: %(default)s)")
     _add_store_options(parser)
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    models = len(options.model.split(","))
+    if len(options.batch) not in (1, models):
+        raise ValueError(f"bench train: --batch has {len(options.batch)} numbers; expected 1, or {models} as --model")
+    options.batch *= models if len(options.batch) == 1 else 1
+    return options

@@ -10,8 +10,9 @@ from fewbits.analysis.figures.theme import svg, themed
 from fewbits.analysis.figures.training import ArmCurves, show_rows
 from fewbits.analysis.report.items import FigureResult, Setting, TableResult, Value
 from fewbits.analysis.report.registry import study_registry
-from fewbits.analysis.studies.gaussws import stability, widths
-from fewbits.analysis.studies.gaussws.widths import OURS
+from fewbits.analysis.studies.gaussws import metrics_widths as widths
+from fewbits.analysis.studies.gaussws import tables
+from fewbits.analysis.studies.gaussws.metrics_widths import OURS
 from fewbits.analysis.views.tables import table_html
 from fewbits.sweeps.planning.plan import Plan
 from tests.analysis.gaussws.worlds import World, benches, results
@@ -113,7 +114,7 @@ def test_decay_alone_is_the_papers_own_arithmetic(cpu: Plan) -> None:
 
 
 def test_the_table_of_induced_instability_counts_seeds(cpu: Plan) -> None:
-    found = stability.table_a(results(cpu, World(effect={"bf16@x30": 0.4})))
+    found = tables.table_a(results(cpu, World(effect={"bf16@x30": 0.4})))
     counts = cells(found, "BF16")
     assert [one.text for one in counts if isinstance(one, Setting)] == ["0 of 3", "0 of 3", "3 of 3"]
 

@@ -13,8 +13,8 @@ from fewbits.analysis.engine.claims.schema import comparisons, load_claims
 from fewbits.analysis.engine.claims.tests import judge
 from fewbits.analysis.engine.results.data import Differences, Measured, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.studies.gaussws import benches, metrics_timing
-from fewbits.analysis.studies.gaussws.benches import Bench, Timed
+from fewbits.analysis.studies.gaussws import metrics_timing
+from fewbits.analysis.studies.gaussws.metrics_timing import Bench, Timed
 from fewbits.sweeps.planning.plan import Plan
 
 EMPTY = Results(Plan((), (), {}))
@@ -41,8 +41,8 @@ def generators(
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, found: Bench[tuple[int, int]] | None) -> Mapping[str, Measured]:
-    monkeypatch.setattr(benches, "generators", lambda _: found)
-    return metrics_timing.generators(EMPTY)
+    monkeypatch.setattr(metrics_timing, "generators", lambda _: found)
+    return metrics_timing.g18(EMPTY)
 
 
 def statuses(claim: str, data: Mapping[str, Measured]) -> list[Status]:
@@ -80,8 +80,8 @@ def test_training_beside_the_papers_overheads(monkeypatch: pytest.MonkeyPatch) -
     def training(gaussws: float, kind: str = "cuda") -> Mapping[str, Measured]:
         steps = {"bf16": 1.0, "gaussws": gaussws, "diffq": 1.25}
         models = {"llama2-134m": {("adamw", recipe): timed(s) for recipe, s in steps.items()}}
-        monkeypatch.setattr(benches, "training", lambda _: Bench("a device", kind, models))
-        return metrics_timing.training(EMPTY)
+        monkeypatch.setattr(metrics_timing, "training", lambda _: Bench("a device", kind, models))
+        return metrics_timing.g16(EMPTY)
 
     assert set(statuses("G16", training(1.03))) == {Status.SUPPORTED}
     assert statuses("G16", training(1.12))[2] is Status.OPPOSED

@@ -1,6 +1,5 @@
 """Test GaussWS's exact claims: they hold for our kernels, and they fail with a wrong generator, cast or gradient."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +8,8 @@ from torch import Tensor
 
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.report.items import Setting, TableResult, Value
-from fewbits.analysis.studies.gaussws import consistency, theory
 from fewbits.analysis.studies.gaussws import exact as arithmetic
+from fewbits.analysis.studies.gaussws import theory
 from fewbits.analysis.studies.gaussws.tables import TIES, table_c1
 from fewbits.kernels.noise import gaussian_noise, sample_weight
 from fewbits.kernels.reference import noise as reference_noise
@@ -97,9 +96,7 @@ def test_proposition_3s_exponents_suffice_and_fewer_do_not(monkeypatch: pytest.M
     assert not any(one.weights + one.sampled for one in found)
     enough = theory.exponent_bits
     for fewer, bits in ((1, 6), (1, 8), (2, 8)):
-        monkeypatch.setattr(
-            theory, "exponent_bits", lambda b, after_noise, less=fewer: enough(b, after_noise=after_noise) - less
-        )
+        monkeypatch.setattr(theory, "exponent_bits", lambda b, less=fewer, **of: enough(b, **of) - less)
         found = [theory.underflows(bits)]
         assert found[0].sampled
     assert found[0].weights
@@ -117,34 +114,34 @@ def test_table_c1_is_found_again_entry_by_entry() -> None:
 
 
 def test_without_noise_no_weight_is_swallowed() -> None:
-    found = theory.swallowed_below_cutoff(4)
+    found = theory.below_cutoff(4)
     assert found.swallowed_without_noise == 0
     assert 0 < found.swallowed < found.noisy
     assert found.kept == found.weights - found.noisy
 
 
 def test_vectors_do_not_commute_with_the_transpose_and_squares_do() -> None:
-    w = consistency.weights()
-    assert [consistency.parted(w, block, grid) for block in ("32x32", "tensor") for grid in ("e1m2", "e4m3")] == [0] * 4
-    assert consistency.parted(w, "1x32") > w.numel() / 2
+    w = arithmetic.weights()
+    assert [arithmetic.parted(w, block, grid) for block in ("32x32", "tensor") for grid in ("e1m2", "e4m3")] == [0] * 4
+    assert arithmetic.parted(w, "1x32") > w.numel() / 2
 
 
 def test_noise_of_another_seed_in_backward_contradicts_g6(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consistency, "noise", lambda kind, count, seed: theory.noise(kind, count, seed + 1))
+    monkeypatch.setattr(arithmetic, "noise", lambda kind, count, seed: theory.noise(kind, count, seed + 1))
     assert not arithmetic.g6().holds
 
 
 def test_bytes_are_those_that_are_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = consistency.bytes_each()
+    found = arithmetic.bytes_each()
     assert (found.sampled, found.noise, found.widths) == (2.0, {"gaussws": 0.5, "diffq": 2.0}, 4 / 1024)
-    assert consistency.papers_bytes()["134m"] == pytest.approx(2.02, abs=0.01)
-    monkeypatch.setattr(consistency, "bytes_each", lambda: replace(found, noise={"gaussws": 1.0, "diffq": 2.0}))
+    assert arithmetic.papers_bytes()["134m"] == pytest.approx(2.02, abs=0.01)
+    monkeypatch.setattr(arithmetic, "bytes_each", lambda: found._replace(noise={"gaussws": 1.0, "diffq": 2.0}))
     assert not arithmetic.g17().holds
 
 
 def test_e1m2_is_an_even_grid() -> None:
     from fewbits.kernels.formats import Format
 
-    values = sorted(set(Format.parse(consistency.INT4).values()))
+    values = sorted(set(Format.parse(arithmetic.INT4).values()))
     assert len(values) == 15
     assert torch.tensor(values).diff().unique().numel() == 1

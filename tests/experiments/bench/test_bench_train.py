@@ -12,6 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fewbits import cli
+from fewbits.experiments.bench import train
 from fewbits.experiments.bench.train import LinearProducts, Step, peak_bytes
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.backends import build
@@ -43,6 +44,15 @@ def test_what_is_kept_has_every_model_optimizer_and_recipe_with_each_turn(kept: 
         assert all(len(row["seconds"]) == 1 and row["memory"] > 0 for row in one["rows"])
         assert one["gemm_milliseconds"] > 0
     assert {"git", "processor", "device", "load", "time", "command"} <= set(kept["machine"])
+
+
+def test_variants_that_do_not_fit_together_are_timed_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "_together", lambda *_: False)
+    assert bench(f"{SMALL} --model gpt2-nano --recipes gaussws --store {tmp_path}") == 0
+    (one,) = json.loads((tmp_path / "bench" / "train-cpu.json").read_text())["models"]
+    assert [(row["variant"], len(row["seconds"])) for row in one["rows"]] == [("bf16", 1), ("gaussws", 1)]
 
 
 def test_adam_mini_takes_less_memory_and_a_sampled_weight_at_most_two_bytes_more(kept: dict[str, Any]) -> None:
@@ -111,6 +121,7 @@ def test_once_measures_what_a_store_has_not_and_leaves_the_rest(
         (f"{SMALL} --once", "--once requires --store"),
         (f"{SMALL} --optimizers sgd", "adamw"),
         (f"{SMALL} --model gpt2-nano --layers 7", "gpt2-nano has only 6 blocks"),
+        (f"{SMALL} --model gpt2-nano --batch 1,2", "--batch has 2 numbers; expected 1"),
         ("kernels --generators --shapes 64", "shapes such as 2048x512"),
         ("kernels --generators --shapes 0x32", "shapes such as 2048x512"),
         ("kernels --generators --shapes 33x64", "multiples of 32"),

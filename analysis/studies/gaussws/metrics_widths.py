@@ -1,0 +1,270 @@
+"""The learned bit widths: metrics of claims, Figure 5 (by layer, at the end) and our Figure D (over training).
+
+Each 32x32 square of a weight has a bit width. During training, the observer (models/observer.py) records for each layer
+the mean, standard deviation and extremes of its widths, and the shares of its parameters with at most 5, 9 and 12 bits.
+A number for a whole model is a mean over its layers, weighted by their numbers of parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from statistics import fmean
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from torch import nn
+
+from fewbits.analysis.engine.claims.hooks import measure, metric
+from fewbits.analysis.engine.results.data import Differences, Measured, NoData
+from fewbits.analysis.engine.results.frames import Results, last_windows
+from fewbits.analysis.engine.results.places import not_planned, sweep_places, trial_ids
+from fewbits.analysis.figures.curves import Line, Panel, curve_figure
+from fewbits.analysis.figures.panels import legend, panels, rule_key
+from fewbits.analysis.figures.theme import BASELINE, SMALL, STYLES, theme
+from fewbits.analysis.report.items import FigureResult, Picture
+from fewbits.analysis.report.registry import figure
+from fewbits.experiments.optimization.schedules import factor
+from fewbits.experiments.trial import Trial
+from fewbits.models.networks.decoder import DecoderConfig
+from fewbits.models.networks.registry import on_meta
+from fewbits.models.observer import TIERS
+from fewbits.sweeps.planning.store import State
+
+OURS = "gaussws"
+FAMILIES = {"GPT-2": "gpt2", "Llama 2": "llama2", "Llama 2, 1B": "large"}  # by name, the sweep
+PARTS = {"qkv": 0, "out": 1, "up": 2, "down": 3}  # by part of a block, the index of its style in STYLES
+COLUMNS = ("bits_mean", "bits_std", "bits_min", "bits_max", *(f"bits_to_{tier}" for tier in TIERS))
+DOTTED, DASHED = (1, 2), (5, 2)
+
+
+@dataclass(frozen=True)
+class Final:
+    """The bit widths of a whole model at the end of training."""
+
+    mean: float
+    spread: float  # standard deviation over all squares of all layers
+    tiers: dict[int, float]  # by number of bits in TIERS, the share of parameters whose width is at most this number
+
+
+def recorded(results: Results) -> pd.DataFrame:
+    """Return a table of widths with a row for each trial, window of steps and layer; it is cached.
+
+    Rows are sorted by trial, step and position of the layer in the model (`place`); `size` is the layer's number of
+    parameters, and COLUMNS are the observer's statistics.
+    """
+    return results.remembered("bit widths", lambda: _recorded(results))
+
+
+def _recorded(results: Results) -> pd.DataFrame:
+    frame = results.numerics()
+    if frame.empty or "bits_mean" not in frame:
+        return pd.DataFrame(columns=["id", "arm", "seed", "state", "step", "place", "part", "block", "size", *COLUMNS])
+    frame = frame[frame["bits_mean"].notna()].drop_duplicates(["id", "step", "layer"])
+    layers = [
+        _layers(results.plan.trials[str(trial)].trial.model).get(str(layer), (0, 0))
+        for trial, layer in zip(frame["id"], frame["layer"], strict=True)
+    ]
+    frame = frame.assign(place=[place for place, _ in layers], size=[size for _, size in layers])
+    return frame.sort_values(["id", "step", "place"])
+
+
+@cache
+def _layers(config: DecoderConfig) -> dict[str, tuple[int, int]]:
+    """Return the linear layers of all blocks by name: the position in the model, and the number of weights."""
+    modules = on_meta(config).named_modules()
+    linear = [(name, m) for name, m in modules if isinstance(m, nn.Linear) and name.startswith("blocks.")]
+    return {name: (place, module.weight.numel()) for place, (name, module) in enumerate(linear)}
+
+
+def at_the_end(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of each finished trial's last window of steps."""
+    return last_windows(rows[rows["state"] == State.DONE])
+
+
+def finals(results: Results) -> dict[str, Final]:
+    """Return the widths of the whole model at the end of each finished trial, by its id."""
+    ended = at_the_end(recorded(results)).drop_duplicates(["id", "layer"])
+    return {str(trial): _final(rows) for trial, rows in ended.groupby("id")}
+
+
+def _final(rows: pd.DataFrame) -> Final:
+    mean = float(np.average(rows["bits_mean"], weights=rows["size"]))
+    variance = np.average(rows["bits_std"] ** 2 + (rows["bits_mean"] - mean) ** 2, weights=rows["size"])
+    tiers = {tier: float(np.average(rows[f"bits_to_{tier}"], weights=rows["size"])) for tier in TIERS}
+    return Final(mean, float(np.sqrt(variance)), tiers)
+
+
+def by_decay_alone(trial: Trial) -> float:
+    """Return the final bit width that decay alone would give, if all gradients of the widths were 0."""
+    optimizer, steps = trial.optimizer, trial.training.steps
+    decay = optimizer.weight_decay if optimizer.bits_weight_decay is None else optimizer.bits_weight_decay
+    rate = optimizer.lr * optimizer.bits_lr_ratio
+    left = math.prod(1 - rate * factor(trial.schedule, step, steps) * decay for step in range(steps))
+    sampler = trial.recipe.sampler
+    return sampler.target + (sampler.init - sampler.target) * left
+
+
+def final_of(results: Results, arm: str) -> Final | None:
+    """Return an arm's final widths, averaged over seeds; None if no trial of the arm is finished."""
+    ended = finals(results)
+    of_arm = [ended[key] for key in trial_ids(results, arm).values() if key in ended]
+    if not of_arm:
+        return None
+    tiers = {tier: fmean(one.tiers[tier] for one in of_arm) for tier in TIERS}
+    return Final(fmean(one.mean for one in of_arm), fmean(one.spread for one in of_arm), tiers)
+
+
+# -------------------------------------------------------------------------------- metrics and data of claims
+
+
+def _metric(name: str, number: Callable[[Final], float], bounds: tuple[float, float] | None = None) -> None:
+    metric("gaussws", name, bounds)(lambda results: {key: number(one) for key, one in finals(results).items()})
+
+
+_metric("mean_width", lambda one: one.mean)
+# All widths have the same initial value and the same decay, so a spread above 0 shows that gradients move them.
+_metric("width_spread", lambda one: one.spread)
+_metric("to_five_bits", lambda one: one.tiers[5], (0.0, 1.0))
+_metric("to_nine_bits", lambda one: one.tiers[9], (0.0, 1.0))
+_metric("to_twelve_bits", lambda one: one.tiers[12], (0.0, 1.0))
+
+
+@measure("gaussws", "G15")
+def g15(results: Results) -> Mapping[str, Measured]:
+    """Return GPT-2's mean width minus Llama 2's for each seed, at equal λ if the sweep `widths` is run.
+
+    Otherwise, as in the paper, GPT-2 has λ = 1e-4 and Llama 2 has λ = 0.
+    """
+    llama2 = sweep_places(results, "llama2")
+    for sweep, arm in (("widths", "lambda-0"), ("gpt2", OURS)):
+        gpt2 = sweep_places(results, sweep)
+        if isinstance(gpt2, Results) and isinstance(llama2, Results) and gpt2.has(arm) and llama2.has(OURS):
+            ours, theirs = trial_ids(gpt2, arm), trial_ids(llama2, OURS)
+            ended = {key: one.mean for key, one in (finals(gpt2) | finals(llama2)).items()}
+            pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+            kept = [(a, b) for a, b in pairs if a in ended and b in ended]
+            if not kept:
+                return {"families": NoData(f"no pair of {sweep}/{arm} and llama2/{OURS} is finished")}
+            values = tuple(ended[a] - ended[b] for a, b in kept)
+            return {"families": Differences(values, trials=tuple(key for pair in kept for key in pair))}
+    return {"families": not_planned(results)}
+
+
+# -------------------------------------------------------------------------------- figures
+
+
+def _by_family(results: Results, end: bool) -> tuple[dict[str, Results], dict[str, pd.DataFrame]]:
+    """Return the sweeps whose arm `gaussws` is planned, and its widths if there are any, by name of the family."""
+    found = {name: sweep_places(results, sweep) for name, sweep in FAMILIES.items()}
+    there = {name: part for name, part in found.items() if isinstance(part, Results) and part.has(OURS)}
+    frames = {name: at_the_end(recorded(part)) if end else recorded(part) for name, part in there.items()}
+    frames = {name: rows[rows["arm"] == OURS] for name, rows in frames.items()}
+    return there, {name: rows for name, rows in frames.items() if not rows.empty}
+
+
+def _ids(found: Mapping[str, pd.DataFrame]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(str(key) for rows in found.values() for key in rows["id"]))
+
+
+@figure("gaussws", "Figure 5")
+def figure_5(results: Results) -> Picture:
+    """Draw the mean, standard deviation and extremes of each layer's widths, for each family of models."""
+    there, ended = _by_family(results, end=True)
+    if not ended:
+        return NoData("no bit widths of GaussWS") if there else not_planned(results)
+
+    def draw() -> Figure:
+        drawn, grid = panels(len(ended), 1, 0.5 + 1.9 * len(ended))
+        for (axes,), (name, rows) in zip(grid, ended.items(), strict=True):
+            _draw_layers(axes, rows)
+            axes.set_title(f"{name}: bits at the end, by layer")
+            if (found := final_of(there[name], OURS)) is not None:
+                for tier, share in found.tiers.items():
+                    words, across = f"≤ {tier}: {100 * share:.4g} %", axes.get_yaxis_transform()
+                    axes.text(1.01, tier, words, transform=across, va="center", fontsize=SMALL)
+            trial = there[name].plan.trials[next(iter(trial_ids(there[name], OURS).values()))].trial
+            axes.axhline(by_decay_alone(trial), color=theme().quiet, linewidth=0.9, dashes=DASHED)
+        grid[-1][0].set_xlabel("block")
+        keys = [
+            Line2D([], [], color=theme().line, marker="o", mfc=theme().text, mec=theme().text, label="mean ± spread"),
+            Line2D([], [], color=theme().text, linewidth=1, label="least and greatest of a layer"),
+            Line2D([], [], color=theme().text, linewidth=1.2, linestyle=":", label="of a block"),
+            rule_key("by decay alone", DASHED),
+        ]
+        legend(drawn, keys, 2)
+        return drawn
+
+    notes = (
+        "Layers in the order of the model, blocks apart: qkv, out, up, down in GPT-2, and q, k, v, out, gate, up, down "
+        "in Llama 2. Means are over seeds, extremes over all seeds. Right: the shares of parameters with at most 5, 9 "
+        "and 12 bits, the widths that FP8 E3M4, BF16 and FP16 can represent.",
+    )
+    return FigureResult(draw, _ids(ended), notes)
+
+
+def _draw_layers(axes: Axes, rows: pd.DataFrame) -> None:
+    layers = rows.groupby("place").agg(
+        block=("block", "first"),
+        mean=("bits_mean", "mean"),
+        spread=("bits_std", "mean"),
+        least=("bits_min", "min"),
+        greatest=("bits_max", "max"),
+    )
+    for tier in TIERS:
+        axes.axhline(tier, color=theme().quiet, linewidth=0.7)
+    for _, of in layers.groupby("block"):
+        ends = of.index.min() - 0.5, of.index.max() + 0.5
+        axes.axvline(ends[0], color=theme().grid, linewidth=0.8)
+        axes.hlines([of["least"].min(), of["greatest"].max()], *ends, color=theme().text, linewidth=1.2, linestyle=":")
+        for extreme in (of["least"], of["greatest"]):
+            axes.plot(of.index, extreme, color=theme().text, linewidth=1)
+    axes.vlines(layers.index, layers["mean"] - layers["spread"], layers["mean"] + layers["spread"], theme().line)
+    axes.plot(layers.index, layers["mean"], "o", color=theme().text, ms=2.6)
+    axes.set(ylim=(min(2.0, layers["least"].min() - 0.5), max(12.6, layers["greatest"].max() + 0.5)))
+    middles = layers.reset_index().groupby("block")["place"].mean()
+    axes.set_xticks(list(middles), [str(block) for block in middles.index])
+    axes.tick_params(axis="x", length=0)
+    axes.margins(x=0.01)
+    axes.grid(False)
+
+
+@figure("gaussws", "Figure D", "Bit widths over training, by part of a block")
+def figure_d(results: Results) -> Picture:
+    """Draw over training the mean width of each part of a block, and the shares of narrow widths, for each family."""
+    planned, there = _by_family(results, end=False)
+    if not there:
+        return NoData("no bit widths of GaussWS") if planned else not_planned(results)
+
+    def draw() -> Figure:
+        last = [*there][-1]
+        rows = [[_mean_panel(name, one, name == last), _tier_panel(one, name == last)] for name, one in there.items()]
+        return curve_figure(rows, height=0.45 + 1.6 * len(there), columns=6, sharex="row")
+
+    notes = ("Means over seeds and blocks. On the right, layers are weighted by their parameters.",)
+    return FigureResult(draw, _ids(there), notes)
+
+
+def _line(values: pd.Series, label: str, width: float | None = None) -> Line:
+    style = BASELINE if width else STYLES[PARTS[label]]
+    return Line(values.index.to_numpy(float), values.to_numpy(float), style, label, points=False, width=width)
+
+
+def _mean_panel(name: str, rows: pd.DataFrame, last: bool) -> Panel:
+    lines = [_line(one.groupby("step")["bits_mean"].mean(), str(part)) for part, one in rows.groupby("part")]
+    return Panel(f"{name}: mean bits", tuple(lines), x_label="steps" * last)
+
+
+def _tier_panel(rows: pd.DataFrame, last: bool) -> Panel:
+    sizes = rows.groupby("step")["size"].sum()
+    lines = [
+        _line((rows[f"bits_to_{tier}"] * rows["size"]).groupby(rows["step"]).sum() / sizes, f"≤ {tier}", width)
+        for tier, width in zip(TIERS, (0.8, 1.4, 2.2), strict=True)
+    ]
+    limits = (-0.04, 1.04)
+    return Panel("share of parameters, %", tuple(lines), x_label="steps" * last, y_axis="percent", y_limits=limits)
