@@ -94,6 +94,7 @@ class Panel:
     x_axis: str = "number"
     y_axis: str = "number"
     y_limits: tuple[float | None, float | None] = (None, None)  # bottom and top; None: as the lines need
+    x_ticks: int = 4  # the largest number of intervals between ticks of an axis of tokens
     branches_at: float | None = None  # the x at which arms branch from a trunk; a long trunk is not shown in full
     empty: str = ""  # the reason for an empty panel; if it is set, no line is drawn
 
@@ -232,7 +233,7 @@ def _format(axes: Axes, panel: Panel) -> None:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
     if panel.x_axis == "tokens":
-        axes.locator_params(axis="x", nbins=4)
+        axes.locator_params(axis="x", nbins=panel.x_ticks)
     axes.set_xlabel(panel.x_label)
 
 

@@ -18,6 +18,7 @@ from fewbits.analysis.figures.theme import Array
 from fewbits.sweeps.planning.store import State
 
 POINTS = 25  # a curve with a value at every step is averaged to about this number of points
+MOVING_POINTS = 200  # moving averages have about this number
 COLUMNS = ["arm", "seed", "id", "state", "step", "tokens", "value"]
 Band = tuple[Array, Array]
 
@@ -30,7 +31,13 @@ class Metric:
     title: str
     unit: str
     every_step: bool = False  # whether it has a value at every step; then curves are averaged over steps
+    moving: str = ""  # for a moving average over steps, the function that reduces a window of steps to a point
     of_micro_batches: bool = False  # whether it depends on the size of micro-batches, which differs in A/A runs
+
+    @property
+    def dense(self) -> bool:
+        """Whether a curve has many points."""
+        return self.every_step or bool(self.moving)
 
 
 METRICS = {
@@ -38,6 +45,8 @@ METRICS = {
     for metric in (
         Metric("loss", "Training loss", "nats", every_step=True),
         Metric("loss_max", "Maximum loss", "nats", every_step=True, of_micro_batches=True),
+        Metric("loss_average", "Average loss", "nats", moving="mean"),
+        Metric("loss_max_average", "Maximum loss", "nats", moving="max", of_micro_batches=True),
         Metric("validation_loss", "Validation loss", "nats"),
         Metric("ood_loss", "Out-of-domain loss", "nats"),
         Metric("parameter_norm", "Parameter norm", "L2"),
@@ -74,29 +83,28 @@ def curves(results: Results, metric: str) -> pd.DataFrame:
 
 
 def recorded(results: Results, metric: Metric) -> pd.DataFrame:
-    """Return the table of `curves`; if the metric has a value at every step, averaged over windows (`smoothed`).
-
-    The table is cached in `results`.
-    """
+    """Return the table of `curves`, over windows if the metric has a value at every step; it is cached in `results`."""
 
     def read() -> pd.DataFrame:
         frame = curves(results, metric.name)
+        if metric.moving:
+            return smoothed(frame, results, MOVING_POINTS, metric.moving)
         return smoothed(frame, results) if metric.every_step else frame
 
     return results.remembered(f"curves {metric.name}", read)
 
 
-def smoothed(frame: pd.DataFrame, results: Results) -> pd.DataFrame:
-    """Return the table with values averaged over windows of steps, so that a finished trial has about POINTS rows.
+def smoothed(frame: pd.DataFrame, results: Results, points: int = POINTS, how: str = "mean") -> pd.DataFrame:
+    """Return the table with one value for each window of steps, so that a finished trial has about `points` rows.
 
     In the row of a window, all columns except `value` are those of the window's last step. A trial that belongs to
     several arms has rows for each arm.
     """
     parts = []
     for (trial, _), one in frame.drop_duplicates(["id", "arm", "step"]).groupby(["id", "arm"], sort=False):
-        width = max(1, results.plan.trials[str(trial)].trial.training.steps // POINTS)
+        width = max(1, results.plan.trials[str(trial)].trial.training.steps // points)
         place = (one["step"] - one["step"].min()).to_numpy() // width  # an archive has no row for each step
-        means = one.groupby(place)["value"].mean()
+        means = one.groupby(place)["value"].agg(how)
         parts.append(one.groupby(place).last().assign(value=means))
     return pd.concat(parts, ignore_index=True) if parts else frame
 

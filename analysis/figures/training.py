@@ -7,7 +7,7 @@ that the paper reports for the end of training; the paper's model and training a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from matplotlib.figure import Figure
@@ -78,6 +78,9 @@ class TrainingFigure:
     rows: tuple[ArmCurves, ...]
     notes: tuple[str, ...] = ()
     title: str | None = None  # given only for a figure that the paper does not have
+    # Whether each entry of `rows` has two rows of three panels: the first two metrics and the end of the second, then
+    # the changes of all three metrics.
+    zoom: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,8 @@ class Shown:
         return {arm: value for arm, value in changes.items() if value is not None}
 
     def style(self, arm: str) -> Style:
+        if arm == BASELINE != self.of.baseline:  # plain BF16 beside a baseline with another learning rate
+            return Style("text", (4, 2))
         return BASELINE_STYLE if arm == self.of.baseline else self.styles[self.of.label(self.table, arm)]
 
     def level_panel(self, x_label: str = "tokens") -> Panel:
@@ -191,8 +196,9 @@ class Shown:
 
     def _line(self, found: Series, style: Style, label: str, *, secondary: bool = False) -> Line:
         # If a curve has many points, there is no room to draw points of several curves side by side.
-        apart = not self.metric.every_step and style.colour != "quiet"
-        return Line(found.tokens, found.mean, style, label, found.band, None, apart, secondary)
+        apart = not self.metric.dense and style.colour != "quiet"
+        points = False if self.metric.moving else None
+        return Line(found.tokens, found.mean, style, label, found.band, points, apart, secondary)
 
 
 # -------------------------------------------------------------------------------- a figure of rows
@@ -211,9 +217,11 @@ def training_figure(results: Results, study: str, of: TrainingFigure) -> Picture
         return NoData(f"no curve of {', '.join(labels)}, since no trial has recorded one yet")
 
     def draw() -> Figure:
+        if of.zoom:
+            return curve_figure(zoomed_panels(shown))
         return curve_figure(panels_of(shown), sharex="col" if _share_axis(shown) else "none")
 
-    return FigureResult(draw, trials_of(shown), (*notes_of(shown), *of.notes, *left_out(results, of.rows)))
+    return FigureResult(draw, trials_of(shown), (*notes_of(shown, of.zoom), *of.notes, *left_out(results, of.rows)))
 
 
 def show_rows(results: Results, study: str, rows: Sequence[ArmCurves]) -> list[Shown]:
@@ -246,6 +254,31 @@ def panels_of(shown: Sequence[Shown]) -> list[list[Panel]]:
     return [[row.level_panel(label), row.change_panel(label)] for row, label in zip(shown, labels, strict=True)]
 
 
+def zoomed_panels(shown: Sequence[Shown]) -> list[list[Panel]]:
+    """Return two rows of panels for each of the figure's entries, as `TrainingFigure.zoom` describes them."""
+    rows: list[list[Panel]] = []
+    for of in dict.fromkeys(id(row.of) for row in shown):
+        each = [row for row in shown if id(row.of) == of]
+        levels = [row.level_panel("") for row in each[:2]]
+        rows.append([levels[0], *(replace(one, y_label="") for one in (levels[1], _end_of(levels[1])))])
+        rows.append([row.change_panel(title=f"Δ {row.metric.title.partition(' ')[0].lower()}, %") for row in each])
+    return rows
+
+
+def _end_of(panel: Panel) -> Panel:
+    """Return the panel with the last fifth of its x axis; of arms that branch from a trunk, of the branches."""
+    ends = [float(line.x[-1]) for line in panel.lines]
+    begin = min(float(line.x[0]) for line in panel.lines) if panel.branches_at is None else panel.branches_at
+    left = max(ends) - (max(ends) - begin) / 5
+    lines = []
+    for line in panel.lines:
+        kept = line.x >= left
+        band = line.band and (line.band[0][kept], line.band[1][kept])
+        lines += [replace(line, x=line.x[kept], y=line.y[kept], band=band)] if kept.any() else []
+    title = panel.title.partition(",")[0] + ", end"
+    return replace(panel, title=title, lines=tuple(lines), branches_at=None, x_ticks=2)
+
+
 def _share_axis(shown: Sequence[Shown]) -> bool:
     return len({id(row.part) for row in shown}) == 1
 
@@ -255,7 +288,7 @@ def assign_styles(table: ArmTable, rows: Sequence[ArmCurves]) -> dict[str, Style
 
     Raise ValueError for more labels than styles.
     """
-    labels = {row.label(table, arm): table.arm(arm).style for row in rows for arm in row.arms}
+    labels = {row.label(table, arm): table.arm(arm).style for row in rows for arm in row.arms if arm != BASELINE}
     free = iter(i for i in range(len(STYLES)) if i not in labels.values())
     if len(labels) > len(STYLES):
         raise ValueError(
@@ -285,19 +318,22 @@ def trials_of(shown: Sequence[Shown]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(trial for row in shown for trial in row.trials))
 
 
-def notes_of(shown: Sequence[Shown]) -> tuple[str, ...]:
+def notes_of(shown: Sequence[Shown], zoom: bool = False) -> tuple[str, ...]:
     """Return notes: first what lines and bands show, then which seeds diverged, and which arms have no data."""
     ids = set(trials_of(shown))
     seeds = {member.cell.seed for row in shown for member in row.part.members if member.id in ids}
+    levels, changes = ("Upper rows", "Lower rows (Δ)") if zoom else ("Left", "Right")
     if len(seeds) == 1:
-        notes = ["One seed, so there is neither a range nor an interval. Right: paired changes."]
+        notes = [f"One seed, so there is neither a range nor an interval. {changes}: paired changes."]
     else:
         notes = [
-            "Left: mean and range of seeds. Right: mean of the seeds' paired changes and its 90 % interval, from these "
-            "pairs only. Points of one step are drawn side by side."
+            f"{levels}: mean and range of seeds. {changes}: mean of the seeds' paired changes and its 90 % interval, "
+            "from these pairs only. Points of one step are drawn side by side."
         ]
     if any(row.metric.every_step for row in shown):
         notes.append(f"The training loss is averaged over steps to {series.POINTS} points of each curve.")
+    if any(row.metric.moving for row in shown):
+        notes.append("Average and maximum losses are moving averages over steps, with α = 1/16 and 1/128.")
     if any(row.paper_changes for row in shown):
         notes.append("The paper's final numbers are hollow marks at the right, or arrows if they are far from ours.")
     for row in shown:

@@ -41,7 +41,16 @@ NAME = "results.parquet"
 LIMIT = 2 * 2**20  # bytes
 BITS = {"numerics.parquet": 12, EVALUATION: 15, "": 17}  # of a float's 53 that are kept; "": other tables
 WHOLE_NUMBERS = ("step", "tokens", "block", "document")
-DENSE = {"step": "last", "tokens": "last", "loss": "mean", "loss_max": "mean", "skipped": "sum", "loss_scale": "last"}
+DENSE = {
+    "step": "last",
+    "tokens": "last",
+    "loss": "mean",
+    "loss_max": "mean",
+    "loss_average": "mean",
+    "loss_max_average": "max",
+    "skipped": "sum",
+    "loss_scale": "last",
+}
 SPARSE = ("validation_loss", "ood_loss", "parameter_norm")  # measured at a few steps, which are all kept
 UNREAD = ("saturated", "capped", "lost", "weight_norm", "gradient_norm", "gradient_cosine")  # numerics no report reads
 LATE = "late:"

@@ -41,6 +41,10 @@ from fewbits.sweeps.planning.plan import Member, Plan, Planned
 
 EVALUATED = ("validation_loss", "ood_loss", "parameter_norm")  # columns that are missing before the first evaluation
 ENVIRONMENT = ("kind", "processor", "backend", "torch", "python")  # what a report says about a trial's machine
+METRICS = "metrics.parquet"
+# By column of METRICS, the weight of a step in its moving average, which is added as the column COLUMN_average. The
+# weights are those of GaussWS's Figures 4 and F.1.
+MOVING = {"loss": 1 / 16, "loss_max": 1 / 128}
 LATE_STEPS = 4  # `late` takes the mean over at least this many steps
 
 T = TypeVar("T")
@@ -64,13 +68,17 @@ class Files:
         if path not in self.tables:
             try:
                 # For thousands of small files, this is three times faster than pandas.read_parquet.
-                self.tables[path] = ParquetFile(path).read(use_threads=False).to_pandas(use_threads=False)
+                frame = ParquetFile(path).read(use_threads=False).to_pandas(use_threads=False)
             except (OSError, ValueError) as error:
                 reason = str(error).partition("\n")[0]
                 raise Damaged(
                     f"{path} is damaged ({reason}): remove the run folder that contains this file, and run the sweep "
                     "again"
                 ) from None
+            averages = {f"{name}_average": name for name in MOVING if path.name == METRICS and name in frame}
+            self.tables[path] = frame.assign(
+                **{new: frame[name].ewm(alpha=MOVING[name], adjust=False).mean() for new, name in averages.items()}
+            )
         return self.tables[path]
 
     def standing(self, planned: Planned) -> Standing:
@@ -243,7 +251,7 @@ class Results:
         The columns are LABELS (study, scale, sweep, arm, axes, seed, id), state, step, tokens and value. Unfinished
         trials have the rows that they have written so far. Raise ValueError for an unknown metric.
         """
-        frame = self.table_of("metrics.parquet")
+        frame = self.table_of(METRICS)
         if frame.empty or (metric in EVALUATED and metric not in frame):
             return pd.DataFrame(columns=[*LABELS, "state", "step", "tokens", "value"])
         valid = [c for c in frame.columns if c not in {*LABELS, "state", "step", "tokens"}]
