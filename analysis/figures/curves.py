@@ -37,8 +37,8 @@ FARTHEST = 4.0  # the factor by which the paper's numbers may extend the range o
 LEAST = 1e-5  # if all changes in a panel are smaller than LEAST, its y axis is from -LEAST to LEAST
 ROW = 1.62  # the height of a row of panels in inches
 # The kinds of axes: plain numbers, a log scale (x only), numbers of tokens, and fractions shown as percent without
-# ("percent") or with ("change") a plus sign.
-AXES = ("number", "log", "tokens", "percent", "change")
+# ("percent") or with ("change") a plus sign, and no ticks (x only).
+AXES = ("number", "log", "tokens", "percent", "change", "none")
 WEIGHTS = {"quiet": 0.8, "text": 1.0, "line": 1.0}  # widths of reference lines by their colour
 
 
@@ -232,6 +232,9 @@ def _format(axes: Axes, panel: Panel) -> None:
         axes.set_xticks(sorted({float(x) for line in panel.lines for x in line.x}))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
+    if panel.x_axis == "none":
+        axes.set_xticks([])
+        axes.margins(x=0.3, y=0.2)
     if panel.x_axis == "tokens":
         axes.locator_params(axis="x", nbins=panel.x_ticks)
     axes.set_xlabel(panel.x_label)

@@ -1,7 +1,7 @@
 """Figures of training: for each metric a panel of the arms' curves and a panel of their paired changes from a baseline.
 
-The changes have their own panel because arms differ by only a tenth of a percent. Hollow marks show the changes
-that the paper reports for the end of training; the paper's model and training are much larger than ours.
+The changes have their own panel because arms differ by only a tenth of a percent. Hollow marks show the changes that
+the paper reports for the end of training; the paper's model and training are much larger than ours.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import cached_property
 
 from matplotlib.figure import Figure
 
+from fewbits.analysis.engine.results.amounts import amount
 from fewbits.analysis.engine.results.arms import AGAIN, BASELINE, ArmTable, arm_table
 from fewbits.analysis.engine.results.data import NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
@@ -24,6 +25,7 @@ from fewbits.analysis.figures.theme import BASELINE as BASELINE_STYLE
 from fewbits.analysis.figures.theme import NOISE, QUIET, STYLES, Style
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.common.from_dict import one_of
+from fewbits.sweeps.planning.cost import parameters_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class ArmCurves:
     sweep: str
     arms: tuple[str, ...]
     baseline: str = BASELINE
-    name: str = ""  # the label of the rows, if a figure has rows of several sweeps
+    name: str = ""  # the label of the rows, if a figure has rows of several sweeps (see `model_words`)
     metrics: tuple[str, ...] = ("loss", "validation_loss")
     where: dict[str, str] = field(default_factory=dict)  # selected values of the sweep's axes
     labels: dict[str, str] = field(default_factory=dict)  # by arm, labels that replace those of arms.yaml
@@ -65,9 +67,8 @@ class ArmCurves:
             return paper(table.study).numbers[self.paper[arm]].value
         if not self.table:
             return None
-        return (
-            paper(table.study).table(self.table).change(metric, table.column(self.table, arm, table.place(self.where)))
-        )
+        column = table.column(self.table, arm, table.place(self.where))
+        return paper(table.study).table(self.table).change(metric, column)
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,17 @@ class TrainingFigure:
     zoom: bool = False
 
 
+def model_words(part: Results, text: str) -> str:
+    """Return the text with {layers} and {size} replaced by the number of blocks and of parameters of the first model.
+
+    The model is that of the first place of `part`, the results of a sweep.
+    """
+    if "{" not in text:
+        return text
+    model = part.plan.trials[part.members[0].id].trial.model
+    return text.format(layers=model.layers, size=amount(parameters_of(model)).replace(" ", ""))
+
+
 @dataclass(frozen=True)
 class Shown:
     """One row of panels: the results of arms of one sweep for one metric."""
@@ -93,6 +105,10 @@ class Shown:
     table: ArmTable
     styles: Mapping[str, Style]  # by the arms' labels
     again: Results | None = None  # the results with the A/A trials; None if they are not shown
+
+    @property
+    def name(self) -> str:
+        return model_words(self.part, self.of.name)
 
     @cached_property
     def levels(self) -> dict[str, Series]:
@@ -145,30 +161,27 @@ class Shown:
 
     def level_panel(self, x_label: str = "tokens") -> Panel:
         """Return the left panel of the row: the arms' own numbers over tokens."""
-        lines = [*self._trunks(self.levels), *self._arms(self.levels)]
         ends = [float(self.levels[name].tokens[-1]) for name in self.trunks if name in self.levels]
         return Panel(
             f"{self.metric.title}, {self.metric.unit}",
-            tuple(lines),
+            (*self._trunks(self.levels), *self.lines(self.levels)),
             x_label=x_label,
-            y_label=self.of.name,
+            y_label=self.name,
             x_axis="tokens",
             branches_at=max(ends, default=None),
         )
 
     def change_panel(self, x_label: str = "tokens", title: str = "", y_label: str = "") -> Panel:
         """Return the right panel of the row: our and the paper's changes of the arms from the baseline, over tokens."""
-        lines = [*self._trunks(self.changes)]
+        lines = self._trunks(self.changes)
         if AGAIN in self.changes:
             lines.append(self._line(self.changes[AGAIN], NOISE, self.table.label(AGAIN), secondary=True))
-        lines += self._arms(self.changes)
         upright = tuple(
             Rule(tokens, "line", upright=True, dashes=(1.5, 1.5)) for tokens in series.switches(self.part, self.of.arms)
         )
-        label = self.of.label(self.table, self.of.baseline)
         return Panel(
-            title or f"Change from {label}, %",
-            tuple(lines),
+            title or f"Change from {self.of.label(self.table, self.of.baseline)}, %",
+            (*lines, *self.lines(self.changes)),
             (Rule(0, "text"), *upright),
             tuple(PaperMark(value, self.style(arm)) for arm, value in self.paper_changes.items()),
             x_label=x_label,
@@ -178,21 +191,16 @@ class Shown:
             empty="" if self.changes else "no pair of trials",
         )
 
-    def _arms(self, found: Mapping[str, Series]) -> list[Line]:
-        return [
-            self._line(found[arm], self.style(arm), self.of.label(self.table, arm))
-            for arm in self.of.all_arms
-            if arm in found
-        ]
+    def lines(self, found: Mapping[str, Series]) -> list[Line]:
+        """Return the lines of the arms and the baseline. found: curves by arm."""
+        label, arms = self.of.label, (arm for arm in self.of.all_arms if arm in found)
+        return [self._line(found[arm], self.style(arm), label(self.table, arm)) for arm in arms]
 
     def _trunks(self, found: Mapping[str, Series]) -> list[Line]:
         """Return the lines of the trunks. found: curves by arm. A trunk has the same style in all rows of a figure."""
         styles = {name: Style("quiet", (4, 2)) if i else QUIET for i, name in enumerate(self.table.trunks)}
-        return [
-            self._line(found[name], styles[name], self.table.trunks[name], secondary=True)
-            for name in self.trunks
-            if name in found
-        ]
+        trunks = (name for name in self.trunks if name in found)
+        return [self._line(found[name], styles[name], self.table.trunks[name], secondary=True) for name in trunks]
 
     def _line(self, found: Series, style: Style, label: str, *, secondary: bool = False) -> Line:
         # If a curve has many points, there is no room to draw points of several curves side by side.
@@ -303,11 +311,8 @@ def noise_places(results: Results, table: ArmTable, row: ArmCurves) -> Results |
     A family is a group of sweeps of one model (ArmTable.family). Only places with the row's axis values are returned.
     Return None if no sweep of the family has A/A trials, or if the row does not show them (`row.noise`).
     """
-    for sweep in table.family(row.sweep) if row.noise else ():
-        part = sweep_places(results, sweep, row.where)
-        if isinstance(part, Results) and part.has(AGAIN):
-            return part
-    return None
+    parts = (sweep_places(results, sweep, row.where) for sweep in (table.family(row.sweep) if row.noise else ()))
+    return next((part for part in parts if isinstance(part, Results) and part.has(AGAIN)), None)
 
 
 # -------------------------------------------------------------------------------- notes
@@ -323,13 +328,9 @@ def notes_of(shown: Sequence[Shown], zoom: bool = False) -> tuple[str, ...]:
     ids = set(trials_of(shown))
     seeds = {member.cell.seed for row in shown for member in row.part.members if member.id in ids}
     levels, changes = ("Upper rows", "Lower rows (Δ)") if zoom else ("Left", "Right")
-    if len(seeds) == 1:
-        notes = [f"One seed, so there is neither a range nor an interval. {changes}: paired changes."]
-    else:
-        notes = [
-            f"{levels}: mean and range of seeds. {changes}: mean of the seeds' paired changes and its 90 % interval, "
-            "from these pairs only. Points of one step are drawn side by side."
-        ]
+    notes = [f"One seed, so there is neither a range nor an interval. {changes}: paired changes."]
+    if len(seeds) > 1:
+        notes = [f"{levels}: mean and range of seeds. {changes}: mean of the paired changes and its 90 % interval."]
     if any(row.metric.every_step for row in shown):
         notes.append(f"The training loss is averaged over steps to {series.POINTS} points of each curve.")
     if any(row.metric.moving for row in shown):
@@ -337,7 +338,7 @@ def notes_of(shown: Sequence[Shown], zoom: bool = False) -> tuple[str, ...]:
     if any(row.paper_changes for row in shown):
         notes.append("The paper's final numbers are hollow marks at the right, or arrows if they are far from ours.")
     for row in shown:
-        beside = f"{row.of.name}: " if row.of.name else ""
+        beside = f"{row.name}: " if row.name else ""
         there = {arm for other in shown if other.of is row.of for arm in other.drawn}
         missing = [arm for arm in row.of.all_arms if arm not in there]
         no_data = [row.of.label(row.table, arm) for arm in missing if row.part.has(arm)]
@@ -353,8 +354,9 @@ def notes_of(shown: Sequence[Shown], zoom: bool = False) -> tuple[str, ...]:
 
 def left_out(results: Results, rows: Sequence[ArmCurves]) -> tuple[str, ...]:
     """Return one note that names the rows whose arms are not run at this scale; without such rows, ()."""
-    missing = [row.name or row.sweep for row in rows if planned_row(results, row) is None]
-    return (f"Not run at this scale: {'; '.join(dict.fromkeys(missing))}.",) if missing else ()
+    missing = [row for row in rows if planned_row(results, row) is None]
+    names = dict.fromkeys(row.sweep if not row.name or "{" in row.name else row.name for row in missing)
+    return (f"Not run at this scale: {'; '.join(names)}.",) if missing else ()
 
 
 def _there(found: Mapping[str, Series | None]) -> dict[str, Series]:

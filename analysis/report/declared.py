@@ -10,8 +10,8 @@ import yaml
 
 from fewbits.analysis.engine.results.paper import STUDIES
 from fewbits.analysis.figures.effects import EffectsFigure, effects_picture
-from fewbits.analysis.figures.ood import OodFigure, ood_figure
 from fewbits.analysis.figures.probes import ProbesFigure, probes_figure
+from fewbits.analysis.figures.scores import ScoresFigure, scores_figure
 from fewbits.analysis.figures.training import TrainingFigure, training_figure
 from fewbits.analysis.report.items import MakeFigure, MakeTable
 from fewbits.analysis.tables.arms import ArmsTable, arms_table
@@ -25,7 +25,7 @@ class Declared:
     """The contents of a study's figures.yaml and tables.yaml; each field is a top-level key of one of these files."""
 
     training: tuple[TrainingFigure, ...] = ()
-    ood: tuple[OodFigure, ...] = ()
+    scores: tuple[ScoresFigure, ...] = ()
     effects: tuple[EffectsFigure, ...] = ()
     probes: ProbesFigure | None = None
     arms: tuple[ArmsTable, ...] = ()
@@ -52,8 +52,8 @@ def declared_figures(study: str) -> Iterator[tuple[str, str | None, MakeFigure]]
     found = declared(study)
     for training in found.training:
         yield training.id, training.title, partial(training_figure, study=study, of=training)
-    for ood in found.ood:
-        yield ood.id, None, partial(ood_figure, study=study, of=ood)
+    for scores in found.scores:
+        yield scores.id, None, partial(scores_figure, study=study, of=scores)
     for effects in found.effects:
         yield effects.id, effects.title, partial(effects_picture, study=study, of=effects)
     if found.probes is not None:

@@ -10,7 +10,6 @@ that `fewbits evaluate` has evaluated on them.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -20,22 +19,18 @@ from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.pairing import Metric
 from fewbits.analysis.engine.results.paper import Row, Table, paper
 from fewbits.analysis.engine.results.places import Where
+from fewbits.analysis.engine.results.scores import best_of_recent, paper_tasks
 from fewbits.analysis.report.items import OutOfReach, TableCell, TableResult, TableRow
 from fewbits.analysis.tables.cells import BLANK, PERCENT, cell, change, level
 from fewbits.analysis.tables.comparing import own_numbers
-from fewbits.experiments.evaluation.tasks import TASK_GROUPS, Task
-
-
-def _letters(title: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", title.lower())
+from fewbits.experiments.evaluation.tasks import Task
 
 
 TASKS = OutOfReach("question answering needs models of billions of parameters")
+BEST = ", best of recent checkpoints"  # the end of the titles of rows in a paper's table
 STAND_INS = {  # title of the row → our metric
     "Loss on other text": "ood_loss",
 }
-# Title in a paper's table, reduced to lower-case letters and digits → the task.
-PAPER_TASKS = {_letters(task.title): task for group in TASK_GROUPS.values() for task in reversed(group)}
 NOTES = (
     "Our models, data and numbers of tokens differ from the paper's, so only changes can be compared, not losses. A "
     "change is the arm's change from BF16 in the same configuration; ours is paired by seed, and ± is a 95 % interval",
@@ -130,23 +125,20 @@ def _score(results: Results, column: LossColumn, row: Row, printed: Table) -> Ta
     """
     part, source = column.part or results, row.source or printed.source
     value = printed.value(row.id, column.printed) if column.printed else None
-    task = PAPER_TASKS.get(_letters(row.title))
-    scores = {} if task is None else _scores(part, task)
+    title, best = row.title.removesuffix(BEST), row.title.endswith(BEST)
+    scores = best_of_recent(part, title) if best else _scores(part, paper_tasks(title))
     if column.arm in {each["arm"] for each in part.rows if each["id"] in scores}:
         ours = own_numbers(part, scores, column.arm, column.where)
         return cell(ours, PERCENT, value, source, comparable=False)
-    return TableCell(TASKS, value, source) if column.printed else BLANK
+    return BLANK if column.printed is None or (best and value is None) else TableCell(TASKS, value, source)
 
 
-def _scores(results: Results, task: Task) -> dict[str, float]:
-    """Return {trial id: score} for the trials that were evaluated on all subtasks of the task.
-
-    A trial's score is the mean of its scores on the subtasks.
-    """
-    names = [f"tasks.{name}.{task.metric}" for name in task.names]
-    if not set(names) <= set(results.metrics()):
+def _scores(results: Results, tasks: Sequence[Task]) -> dict[str, float]:
+    """Return {trial id: mean score on the tasks} for the trials that were evaluated on all subtasks of the tasks."""
+    names = [[f"tasks.{name}.{task.metric}" for name in task.names] for task in tasks]
+    if not names or not {name for some in names for name in some} <= set(results.metrics()):
         return {}
-    scores = {row["id"]: fmean(row[name] for name in names) for row in results.rows}
+    scores = {row["id"]: fmean(fmean(row[name] for name in some) for some in names) for row in results.rows}
     return {trial: score for trial, score in scores.items() if not math.isnan(score)}
 
 

@@ -90,6 +90,12 @@ TASK_GROUPS: Mapping[str, tuple[Task, ...]] = {
             differs="the prompt asks for the answer alone, with no worked examples",
         ),
         Task(
+            "MATH-500",  # only in Figure 3
+            ("hendrycks_math500",),
+            "exact_match,none",
+            differs="the prompt asks for the answer alone, with no worked examples",
+        ),
+        Task(
             "Global MMLU",
             tuple(f"global_mmlu_{language}" for language in GLOBAL_MMLU_LANGUAGES),
             ACC,

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from fewbits.analysis.engine.results.evaluation import FILE as EVALUATION
-from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.frames import SCORES, Results
 from fewbits.analysis.engine.results.rows import Standing
 from fewbits.common.wording import plural
 from fewbits.experiments.probes.probe_trial import TABLE as PROBE
@@ -183,6 +183,7 @@ REDUCTIONS: dict[str, Reduce] = {
     EVALUATION: _documents,
     PROBE: lambda frame, _: frame[frame["layer"] == WHOLE],
     "precision.parquet": _summed,
+    SCORES: lambda frame, _: frame,
 }
 
 

@@ -35,6 +35,7 @@ from fewbits.common.wording import enumeration
 from fewbits.experiments.environment import environments
 from fewbits.experiments.identity import is_current
 from fewbits.experiments.numerics import label
+from fewbits.experiments.storage.results import scores_over_training
 from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.cost import parameters_of
 from fewbits.sweeps.planning.plan import Member, Plan, Planned
@@ -45,6 +46,7 @@ METRICS = "metrics.parquet"
 # By column of METRICS, the weight of a step in its moving average, which is added as the column COLUMN_average. The
 # weights are those of GaussWS's Figures 4 and F.1.
 MOVING = {"loss": 1 / 16, "loss_max": 1 / 128}
+SCORES = "scores"  # the table of a trial's stored scores: step, name and value
 LATE_STEPS = 4  # `late` takes the mean over at least this many steps
 
 T = TypeVar("T")
@@ -86,7 +88,9 @@ class Files:
         return standing(planned.folder)
 
     def table(self, planned: Planned, name: str) -> pd.DataFrame | None:
-        """Return the table NAME of the trial's run folder, such as metrics.parquet; None if the trial has none."""
+        """Return the table NAME of the trial's run folder, such as metrics.parquet or SCORES; None if it has none."""
+        if name == SCORES:
+            return scores_over_training(planned.folder.path)
         path = planned.folder.path / name
         return self.read(path) if path.is_file() else None
 
