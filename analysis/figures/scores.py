@@ -21,6 +21,7 @@ from fewbits.analysis.engine.results.scores import letters, scores_over_training
 from fewbits.analysis.figures import series
 from fewbits.analysis.figures.curves import Line, Panel, PaperMark, curve_figure
 from fewbits.analysis.figures.series import Series
+from fewbits.analysis.figures.theme import BASELINE, Style
 from fewbits.analysis.figures.training import (
     ArmCurves,
     Shown,
@@ -31,7 +32,6 @@ from fewbits.analysis.figures.training import (
     show_rows,
     trials_of,
 )
-from fewbits.analysis.figures.theme import BASELINE, Style
 from fewbits.analysis.report.items import FigureResult, Picture
 
 STAND_IN = "Without stored scores, the loss on text of another kind stands in for them."
@@ -97,9 +97,7 @@ def _stand_in(row: Shown) -> Panel:
     return row.change_panel(title=f"Other text, from {baseline}, %", y_label=row.name)
 
 
-def _panel(
-    table: ArmTable, styles: dict[str, Style], row: ArmCurves, name: str, curves: dict[str, Series]
-) -> Panel:
+def _panel(table: ArmTable, styles: dict[str, Style], row: ArmCurves, name: str, curves: dict[str, Series]) -> Panel:
     """Return the panel of one score: our curves with the paper's last scores or, without curves, these scores alone."""
     said = paper(table.study).table(row.table)
     of = next((one for one in said.rows if letters(one.title) == letters(name)), None)
@@ -111,14 +109,10 @@ def _panel(
     if curves:
         lines = [Line(one.tokens, one.mean, style[arm], labels[arm], one.band) for arm, one in curves.items()]
         marks = tuple(PaperMark(value, style[arm]) for arm, value in known.items())
-        return Panel(
-            f"{name}, %", tuple(lines), (), marks, "tokens", row.name, x_axis="tokens", y_axis="percent"
-        )
+        return Panel(f"{name}, %", tuple(lines), (), marks, "tokens", row.name, x_axis="tokens", y_axis="percent")
     points = tuple(
         Line(np.array([float(i)]), np.array([value]), style[arm], labels[arm], hollow=True)
         for i, (arm, value) in enumerate(known.items())
     )
     missing = "" if points else "the paper prints no last score"
-    return Panel(
-        f"{name}, paper, %", points, y_label=row.name, x_axis="none", y_axis="percent", empty=missing
-    )
+    return Panel(f"{name}, paper, %", points, y_label=row.name, x_axis="none", y_axis="percent", empty=missing)

@@ -25,7 +25,6 @@ from fewbits.analysis.tables.cells import BLANK, PERCENT, cell, change, level
 from fewbits.analysis.tables.comparing import own_numbers
 from fewbits.experiments.evaluation.tasks import Task
 
-
 TASKS = OutOfReach("question answering needs models of billions of parameters")
 BEST = ", best of recent checkpoints"  # the end of the titles of rows in a paper's table
 STAND_INS = {  # title of the row → our metric

@@ -7,6 +7,7 @@ row is:
     trials    a trial: state, measured numbers, means over the last steps (`late:METRIC`), and provenance as JSON
     bench     a file of timings of `fewbits bench`, as JSON
     NAME      a row of NAME.parquet in the trial's run folder, reduced by `REDUCTIONS`
+    scores    a stored score of a checkpoint: its step, name and value
 
 A file has at most LIMIT bytes: if the rows of a large study need more, they are reduced further (DETAILS). Floats of
 run folders' tables keep some of their bits (BITS); the numbers of `trials` are exact.

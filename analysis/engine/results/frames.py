@@ -90,7 +90,8 @@ class Files:
     def table(self, planned: Planned, name: str) -> pd.DataFrame | None:
         """Return the table NAME of the trial's run folder, such as metrics.parquet or SCORES; None if it has none."""
         if name == SCORES:
-            return scores_over_training(planned.folder.path)
+            stored = scores_over_training(planned.folder.path)
+            return stored if len(stored) else None
         path = planned.folder.path / name
         return self.read(path) if path.is_file() else None
 

@@ -5,17 +5,19 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import pytest
 
-from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
+from fewbits.analysis.engine.results.data import NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.figures.effects import effects_of, effects_picture
+from fewbits.analysis.figures.theme import themed
 from fewbits.analysis.report.declared import declared
 from fewbits.analysis.report.items import FigureResult, OutOfReach, Setting, TableResult, Value
 from fewbits.analysis.report.registry import study_registry
-from fewbits.analysis.studies.mor.tensors import ONE
-from fewbits.analysis.tables.comparing import compare, pools
+from fewbits.analysis.tables.cells import BLANK
+from fewbits.analysis.tables.losses import BEST
 from fewbits.experiments.storage import results as evaluations
 from fewbits.sweeps.planning.plan import Plan
 from tests.analysis import shown_items
@@ -72,22 +74,35 @@ def test_what_cannot_be_had_is_said(found: Results) -> None:
 
 
 def test_scores_of_the_papers_tasks_are_shown_where_runs_were_evaluated(cpu: Plan) -> None:
+    """Check Table 2 and Figure 7 if the arm Block has scores of OpenBookQA and MMLU at two checkpoints."""
     made = results(cpu, World(effect=EFFECT))
     trials = {str(row["id"]): row for row in made.rows if row["arm"] == "block" and row["state"] == "done"}
     folders = [cpu.trials[trial].folder.path for trial in trials]
     for path in folders:
-        key = evaluations.Key("piqa", {}, json.loads((path / "result.json").read_text())["step"], "fingerprint")
-        scores = {"tasks": {"piqa": {"acc_norm,none": 0.75}}}
-        evaluations.write(path, evaluations.Evaluation(key, scores, {}, 1))
+        last = json.loads((path / "result.json").read_text())["step"]
+        for step, value in ((last // 2, 0.75), (last, 0.5)):
+            for name, metric in (("openbookqa", "acc_norm,none"), ("mmlu", "acc,none")):
+                key = evaluations.Key(name, {}, step, "fingerprint")
+                evaluations.write(path, evaluations.Evaluation(key, {"tasks": {name: {metric: value}}}, {}, 1))
     try:
         shown = table("Table 2", Results(cpu))
+        (entry,) = (one for one in study_registry("mor").figures if one.id == "Figure 7")
+        picture = entry.make(Results(cpu))
+        assert isinstance(picture, FigureResult)
+        figure = themed(picture, "light")
     finally:
         for path in folders:
             shutil.rmtree(path / evaluations.FOLDER)
-    ours = cell(shown, "PIQA", "Configuration 1: Block")
-    assert (mean(ours), ours.paper) == (75.0, 79.16)
+    ours, best = (cell(shown, f"OpenBookQA{end}", "Configuration 1: Block") for end in ("", BEST))
+    assert (mean(ours), ours.paper) == (50.0, 39.8)
+    assert (mean(best), best.paper) == (75.0, 42.2)
+    assert cell(shown, f"OpenBookQA{BEST}", "Configuration 1: BF16") is BLANK
     assert isinstance(cell(shown, "PIQA", "Configuration 1: BF16").ours, OutOfReach)
-    assert isinstance(cell(shown, "MMLU", "Configuration 1: Block").ours, OutOfReach)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["MMLU, %"] * 2
+    (line,) = (one for one in figure.axes[0].lines if one.get_clip_on())
+    assert np.asarray(line.get_ydata(), float).tolist() == [0.75, 0.5]
+    assert sum(not one.get_clip_on() for one in figure.axes[0].lines) == 4, "the paper's last scores of four arms"
+    assert not picture.notes
 
 
 def test_settings_are_those_of_the_trials_and_assumed_where_the_paper_is_silent(found: Results) -> None:
@@ -102,27 +117,6 @@ def test_settings_are_those_of_the_trials_and_assumed_where_the_paper_is_silent(
     assert "constant" in schedule.text
     assert "linear" in schedule.text
     assert text(cell(made, "Batch", "Configuration 2")) == "12"
-
-
-def test_noise_is_what_pairs_and_seeds_differ_by(found: Results) -> None:
-    made = table("Noise", found)
-    assert mean(cell(made, "BF16, errors of E4M3 recorded minus BF16", "Validation loss")) == 0.0
-    again = "BF16 again (micro-batches of 2) minus BF16"
-    assert mean(cell(made, again, "Validation loss")) == pytest.approx(0.01, rel=1e-3)
-    seeds = cell(made, "Spread of BF16 itself over seeds", "Validation loss")
-    assert mean(seeds) == pytest.approx(100 * 0.1 / 2.1)
-
-
-def test_power_lists_the_comparisons_of_losses_that_claims_rest_on(found: Results, cpu: Plan) -> None:
-    made = table("Power", found)
-    quiet = next(row.title for row in made.rows if "Two-way minus BF16" in row.title and "M17" in row.title)
-    assert mean(cell(made, quiet, "Minimum detectable effect, %")) < 0.01
-    assert text(cell(made, quiet, "Seeds for the margin")) == "2"
-    loud = table("Power", results(cpu, World(noise=0.004)))
-    assert mean(cell(loud, quiet, "Minimum detectable effect, %")) > 0.15
-    assert int(text(cell(loud, quiet, "Seeds for the margin"))) > 10
-    gone = table("Power", results(cpu, World(diverged=frozenset({"two-way"}))))
-    assert text(cell(gone, quiet, "Minimum detectable effect, %")) == "not known"
 
 
 def test_fallbacks_are_told_by_kind_of_tensor(cpu: Plan) -> None:
@@ -215,21 +209,6 @@ def test_an_empty_store_gives_tables_without_numbers(cpu: Plan) -> None:
             made.frame()
             assert not any(isinstance(c.ours, Value) for row in made.rows for c in row.cells)
     assert isinstance(cell(table("Table 3", found), "Training loss", "E8M0").ours, NoData)
-
-
-def test_the_spread_of_a_pair_is_pooled_over_arms_from_the_same_trunks(cpu: Plan) -> None:
-    world = results(cpu, World(effect=EFFECT, noise=2e-4))
-    known = pools(world, "validation_loss", where=ONE)
-    assert known is not None
-    found = compare(world, "validation_loss", "block", where=ONE)
-    assert isinstance(found, Differences)
-    assert found.spread == known.of("partitions/block, configuration 1", "partitions/bf16, configuration 1")
-    assert found.spread is not None
-    assert found.spread.df > 10
-    same = compare(world, "validation_loss", "watched", where=ONE)
-    assert isinstance(same, Differences)
-    assert set(same.values) == {0.0}
-    assert same.spread is None, "differences of equal trials need no spread"
 
 
 def test_it_is_said_with_how_many_seeds_ours_ran(found: Results) -> None:

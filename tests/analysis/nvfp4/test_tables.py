@@ -1,19 +1,21 @@
 """Test NVFP4's tables with simulated results: the paper's numbers, ours, and reasons for missing numbers."""
 
 import re
-from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
-from fewbits.analysis.engine.results.data import Differences, NotPlanned
+from fewbits.analysis.engine.results.data import NotPlanned
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
-from fewbits.analysis.report.items import OutOfReach, Setting, TableResult, Value
+from fewbits.analysis.figures.theme import themed
+from fewbits.analysis.report.items import FigureResult, OutOfReach, TableResult, Value
 from fewbits.analysis.report.registry import study_registry
-from fewbits.analysis.tables.comparing import compare
 from fewbits.analysis.views.tables import table_html as html
-from fewbits.sweeps.planning.plan import Plan
+from fewbits.experiments.storage import results as evaluations
+from fewbits.sweeps.planning.plan import Plan, plan
+from fewbits.sweeps.planning.studies import load_sweeps
 from tests.analysis import shown_items
 from tests.analysis.nvfp4.worlds import PAPER, World, results
 from tests.analysis.shown_items import cell, mean, text
@@ -27,13 +29,42 @@ def found(cpu: Plan) -> Results:
 table = partial(shown_items.table, "nvfp4")
 
 
-def test_formats_take_the_bits_that_their_encodings_have(found: Results) -> None:
+def test_formats_are_those_of_the_kernels_and_speeds_are_not_measured(found: Results) -> None:
     made = table("Table 1", found)
-    bits = [text(row.cells[2]) for row in made.rows]
-    assert bits == ["8.25", "6.25", "4.25", "4.5"]
+    assert [text(row.cells[-1]) for row in made.rows] == ["8.25", "6.25", "4.25", "4.5"]
     for row, said in zip(made.rows, paper("nvfp4").table("Table 1").rows, strict=True):
-        assert tuple(c.paper for c in row.cells[:2]) == said.values
-        assert isinstance(row.cells[0].ours, OutOfReach)
+        assert tuple(c.paper for c in row.cells[3:5]) == said.values
+        assert [text(c) for c in row.cells[:3]] == [c.paper for c in row.cells[:3]]
+        assert {text(c) for c in row.cells[3:5]} == {"not measured"}
+
+
+def test_the_papers_own_model_has_the_papers_numbers_and_scores(tmp_path: Path) -> None:
+    """Check Table 2, Table 3 and Figure 3 at scale paper, where the 12B model is trained and has stored scores."""
+    whole = plan(
+        *load_sweeps(("study=nvfp4", "scale=paper", "sweep=large", f"runtime.runs={tmp_path}")), with_data=False
+    )
+    results(whole, World({"large/nvfp4": 0.01}))
+    for trial in whole.trials.values():
+        steps = trial.trial.training.steps
+        for name, metric, step, value in (
+            ("gsm8k_cot", "exact_match,flexible-extract", steps, 0.5),
+            ("hendrycks_math", "exact_match,none", steps, 0.25),
+            ("hendrycks_math500", "exact_match,none", steps // 2, 0.125),
+        ):
+            key = evaluations.Key(name, {}, step, "fingerprint")
+            one = evaluations.Evaluation(key, {"tasks": {name: {metric: value}}}, {}, 1)
+            evaluations.write(trial.folder.path, one)
+    of = Results(whole)
+    made = table("Table 2", of)
+    assert made.columns[:2] == ("12B: FP8", "12B: NVFP4")
+    assert (mean(cell(made, "Math", "12B: FP8")), cell(made, "Math", "12B: FP8").paper) == (37.5, 86.2)
+    assert mean(cell(made, "MATH", "12B: NVFP4")) == 25.0
+    assert text(cell(table("Table 3", of), "Blocks", "Trained at this scale")) == "62"
+    (entry,) = (one for one in study_registry("nvfp4").figures if one.id == "Figure 3")
+    picture = entry.make(of)
+    assert isinstance(picture, FigureResult)
+    titles = [axes.get_title(loc="left") for axes in themed(picture, "light").axes]
+    assert titles == ["MMLU-Pro 5-shot, paper, %", "MMLU, paper, %", "MATH-500, %", "MBPP+, paper, %"]
 
 
 def test_losses_stand_beside_scores_that_cannot_be_had(found: Results) -> None:
@@ -95,33 +126,6 @@ def test_gradient_errors_are_told_by_block_and_kind_of_layer(cpu: Plan) -> None:
     assert mean(cell(made, "Block 3", "All")) == pytest.approx(4.0)
     assert mean(cell(made, "Block 3", "FC1")) == pytest.approx(7.0)
     assert table("Gradient errors", results(cpu, World())).rows == ()
-
-
-def test_arms_in_few_bits_and_arms_in_many_spread_by_themselves(cpu: Plan) -> None:
-    fine = dict.fromkeys(("bf16-again", "bf16-fp32-wgrad", "recipe/fp8"), 1e-6)
-    world = results(cpu, replace(PAPER, noise=2e-4, noises=fine))
-    again, coarse, both, long = (
-        compare(world, "validation_loss", *pair)
-        for pair in (("bf16-again",), ("rht-2", "rht-16"), ("nvfp4", "bf16"), ("long-no-2d", "nvfp4-long"))
-    )
-    assert isinstance(again, Differences)
-    assert isinstance(coarse, Differences)
-    assert isinstance(both, Differences)
-    assert isinstance(long, Differences)
-    assert again.spread is not None
-    assert coarse.spread is not None
-    assert again.spread.sd < 1e-5 < 1e-4 < coarse.spread.sd
-    assert both.spread is not None
-    assert coarse.spread.sd / 2 < both.spread.sd < coarse.spread.sd, "one arm of the pair has hardly any noise"
-    assert long.spread not in (None, coarse.spread), "the spread of arms that branch from NVFP4 is pooled separately"
-    spreads = {row.title: row.cells[1].ours for row in table("Noise", world).rows if "pair" in row.title}
-    assert {title: found.text for title, found in spreads.items() if isinstance(found, Setting)} == {
-        f"Spread of a pair, {kind}": f"{100 * spread.sd:.3f} (df {spread.df})"
-        for kind, spread in (
-            ("8 bits or more forward", again.spread),
-            ("fewer than 8 bits forward", coarse.spread),
-        )
-    }
 
 
 def test_sweeps_that_are_not_run_have_no_table(found: Results) -> None:

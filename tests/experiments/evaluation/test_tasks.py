@@ -98,7 +98,7 @@ def test_a_row_is_the_mean_over_its_tasks() -> None:
 def test_names_are_groups_or_lm_evals_own() -> None:
     assert shots(["mor"]) == {name: 5 if name == "mmlu" else None for task in TASK_GROUPS["mor"] for name in task.names}
     assert shots(["piqa", "boolq"]) == {"piqa": None, "boolq": None}
-    assert len(shots(["nvfp4"])) == 12 + 15 + 11
+    assert len(shots(["nvfp4"])) == 13 + 15 + 11
     with pytest.raises(ValueError, match=naming("mor", "nvfp4", "lm-eval")):
         shots([])
 
