@@ -38,11 +38,12 @@ def scores_over_training(results: Results, title: str) -> pd.DataFrame:
     """
     tasks, columns = paper_tasks(title), [*LABELS, "state", "step", "tokens", "value"]
     frame = results.table_of(SCORES)
-    if not tasks or frame.empty:
-        return pd.DataFrame(columns=columns)
     # A subtask's weight is its share of the heading.
     weights = {f"tasks.{n}.{task.metric}": 1 / len(task.names) / len(tasks) for task in tasks for n in task.names}
-    rows = frame[frame["name"].isin(weights)].assign(share=lambda found: found["value"] * found["name"].map(weights))
+    rows = frame[frame["name"].isin(weights)] if len(frame) else frame
+    if rows.empty:
+        return pd.DataFrame(columns=columns)
+    rows = rows.assign(share=rows["value"].astype(float) * rows["name"].map(weights).astype(float))
     groups = rows.groupby([*LABELS, "state", "step"], dropna=False, sort=False)["share"]
     rows = groups.agg(["sum", "count"]).reset_index().rename(columns={"sum": "value"})
     rows = rows[rows["count"] == len(weights)]

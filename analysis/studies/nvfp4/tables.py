@@ -103,6 +103,10 @@ MORE: Mapping[str, Fact] = {  # further rows: facts of a model that the paper's 
 }
 
 
+def _attribute(row: str) -> Fact:
+    return lambda model: str(getattr(model, ATTRIBUTES.get(row, row)))
+
+
 def architecture(results: Results, name: str, preset: str, sweeps: tuple[str, ...]) -> TableResult:
     """Return a table of a model's settings: our preset of the paper's model, and the model of this scale.
 
@@ -111,7 +115,7 @@ def architecture(results: Results, name: str, preset: str, sweeps: tuple[str, ..
     """
     printed, whole = paper("nvfp4").table(name), MODELS[preset]
     parts = (family_places(results, arm_table("nvfp4"), sweep) for sweep in sweeps)
-    part = next((one for one in parts if one.members), results)
+    part = next((one for one in parts if one.members), results.of_places(()))
     trials = tuple((trial_ids(part, BASELINE) or trial_ids(part, "fp8")).values())
     trained = results.plan.trials[trials[0]].trial.model if trials else None
 
@@ -120,14 +124,7 @@ def architecture(results: Results, name: str, preset: str, sweeps: tuple[str, ..
         return TableCell(Setting(fact(whole)), value, source), TableCell(ours)
 
     rows = [
-        TableRow(
-            row.title,
-            cells(
-                lambda model, name=ATTRIBUTES.get(row.id, row.id): str(getattr(model, name)),  # type: ignore[misc]
-                row.values[0],
-                row.source or printed.source,
-            ),
-        )
+        TableRow(row.title, cells(_attribute(row.id), row.values[0], row.source or printed.source))
         for row in printed.rows
     ]
     rows += [TableRow(title, cells(fact, None, "")) for title, fact in MORE.items()]
