@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,19 +17,16 @@ from fewbits.analysis.engine.claims.hooks import exact
 from fewbits.analysis.engine.results.data import Exact
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.studies.gaussws import theory
+from fewbits.analysis.studies.gaussws.metrics_timing import GIB, MODELS
 from fewbits.analysis.studies.gaussws.theory import SQUARE, TAUS, Swallowed, noise
-from fewbits.experiments.bench.train import Step
-from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise
 from fewbits.models.networks.registry import linear_parameters, model
 
 ROUNDED = 1e-6  # the greatest error of ∂L/∂b, relative to its largest possible value, that sums in float32 may cause
 CHANCE = 18.5  # χ² with four degrees of freedom exceeds this with a probability of 0.001
-KINDS = {"gaussws": "gaussian", "diffq": "uniform"}
 INT4 = "e1m2"  # with one exponent bit the grid is uniform: 0, ±1 … ±7 steps
 SHAPE = (3 * SQUARE + 5, 2 * SQUARE + 9)  # not a multiple of the squares' side, so squares at two edges are smaller
-GIB = 2**30
 
 
 # -------------------------------------------------------------------------------- G1 to G4
@@ -38,21 +34,21 @@ GIB = 2**30
 
 @exact("gaussws", "G1")
 def g1() -> Exact:
-    found, stated, drawn = theory.generated(), theory.equation_10(), theory.drawn()
+    found, stated, (different, chi_square) = theory.generated(), theory.equation_10(), theory.drawn()
     mean = float(sum(r * p for r, p in found.items()))
     counts = ", ".join(f"{f'{r:+d}' if r else '0'}: {int(p * theory.PATTERNS):,}" for r, p in found.items())
     what = (
         f"counts of R over all {theory.PATTERNS:,} patterns of the generator's bits: {counts}; "
         f"{'exactly' if found == stated else 'not'} the probabilities of eq. 10, mean {mean:g}; "
-        f"{drawn.different or 'none'} of {drawn.elements:,} elements that the kernel drew differ from the reference's"
+        f"{different or 'none'} of the elements that the kernel drew differ from the reference's"
     )
     notes = (
-        f"the counts of drawn elements are {'consistent' if drawn.chi_square < CHANCE else 'not consistent'} with eq. "
-        f"10 (χ² {drawn.chi_square:.1f}, 4 degrees of freedom)",
+        f"the counts of drawn elements are {'consistent' if chi_square < CHANCE else 'not consistent'} with eq. "
+        f"10 (χ² {chi_square:.1f}, 4 degrees of freedom)",
         f"the variance is {float(sum(r * r * p for r, p in found.items())):.4f}; that of round(N(0, 1) / 2) is 0.3254. "
         "Eq. 10 holds if the Pr(±2) in the formula of Pr(±1) is the probability of both signs together",
     )
-    return Exact(found == stated and not drawn.different and not mean, what, notes)
+    return Exact(found == stated and not different and not mean, what, notes)
 
 
 @exact("gaussws", "G2")
@@ -101,7 +97,7 @@ def g3() -> Exact:
     )
     cases = [(bits, tau) for bits in theory.WIDTHS for tau in TAUS]
     flows = [theory.underflows(bits, tau) for bits, tau in cases]
-    gone, values = sum(one.weights + one.sampled for one in flows), 2 * sum(one.values for one in flows)
+    gone = sum(weights + sampled for weights, sampled in flows)
     fits = all(
         theory.least_exponent_bits(bits, after_noise=after, tau=tau)
         == theory.exponent_bits(bits, after_noise=after, tau=tau)
@@ -112,7 +108,7 @@ def g3() -> Exact:
     same = sum(ours == printed for ours, printed in cells)
     what = (
         f"for τ = {', '.join(map(str, TAUS))}: {small.count or 'none'} of {small.cases:,} small weights above the "
-        f"cut-off are lost; with Proposition 3's exponent bits {gone or 'none'} of the kernel's {values:,} values "
+        f"cut-off are lost; with Proposition 3's exponent bits {gone or 'none'} of the kernel's values "
         f"become zero, and a search finds {'the same' if fits else 'other'} exponent bits; {same} of {len(cells)} "
         "entries of Table C.1 are the same"
     )
@@ -177,66 +173,34 @@ def g5() -> Exact:
 
 
 class Gradients(NamedTuple):
-    """The kernel's gradients compared with automatic differentiation in float64."""
+    """The kernel's gradients compared with automatic differentiation of eq. 3 in float64, with the R of forward."""
 
     squares: int  # the number of blocks of 32×32 weights, each of which has a bit width
     # The greatest |∂L/∂b of the kernel − ∂L/∂b in float64| / (ln 2 · s · Σ|g·R|). The divisor is the largest possible
-    # |∂L/∂b|: s is the factor of the noise, g the gradient of ŵ, and Σ is over the weights of the square.
+    # |∂L/∂b|: s is the factor of the noise, g the gradient of ŵ, and Σ is over the weights of the square. Only if the
+    # backward pass draws the R of the forward pass is it small.
     bits: float
     weights: float  # the greatest difference between ∂L/∂w and ∂L/∂ŵ
-    redrawn: bool  # whether the backward pass uses the same R as the forward pass
 
 
-def gradients(kind: str, seed: int = 5) -> Gradients:
-    """Compare the kernel's gradients of weights and bit widths with those that torch computes from eq. 3.
-
-    The weights and the gradients of ŵ are random. kind: gaussian or uniform noise.
-    """
+def gradients(kind: Literal["gaussian", "uniform"], seed: int = 5) -> Gradients:
+    """Compare the gradients for random weights, bit widths and gradients of ŵ."""
     w = weights(seed).requires_grad_()
     grid = tuple(-(-n // SQUARE) for n in SHAPE)
     widths = torch.linspace(3, 9, math.prod(grid)).view(grid).requires_grad_()
-    upstream = weights(seed + 1)
-    _sampled(w, widths, seed, kind).backward(upstream)
-    r = noise(kind, w.numel(), seed).double().view(SHAPE)
+    upstream, r = weights(seed + 1), noise(kind, w.numel(), seed).double().view(SHAPE)
+    sample_weight(w, widths, seed, noise=kind, dtype=torch.float32).backward(upstream)
     exact_bits = widths.detach().double().requires_grad_()
-    largest = _spread(_maxima(w.detach()))  # a constant, as in eq. 4
-    ((w.detach().double() + r * largest * torch.exp2(1 - _spread(exact_bits))) * upstream.double()).sum().backward()
+    largest = _by_square(w.detach().double().abs(), torch.max)  # a constant, as in eq. 4
+    step = _spread(largest * torch.exp2(1 - exact_bits))
+    ((w.detach().double() + r * step) * upstream.double()).sum().backward()
     assert w.grad is not None
     assert widths.grad is not None
     assert exact_bits.grad is not None
-    scale = _maxima(w.detach()) * torch.exp2(1 - widths.detach().double())
+    scale = largest * torch.exp2(1 - exact_bits.detach())
     size = math.log(2) * scale * _by_square((upstream * r).abs(), torch.sum)
-    return Gradients(
-        math.prod(grid),
-        float(((widths.grad - exact_bits.grad).abs() / size).max()),
-        float((w.grad - upstream).abs().max()),
-        _redrawn(w.detach(), widths.detach(), seed, kind),
-    )
-
-
-def _redrawn(w: Tensor, widths: Tensor, seed: int, kind: str) -> bool:
-    """Tell whether both passes use the same noise R in five elements on the diagonal of each square.
-
-    If the gradient of ŵ is 1 in one element of a square and 0 elsewhere, the gradient of the square's bit width is
-    proportional to the R of this element.
-    """
-    forward = noise(kind, w.numel(), seed).view(SHAPE)
-    scale = _maxima(w) * torch.exp2(1 - widths.double())
-    for place in range(5):  # the squares at the lower edge have only 5 rows
-        asked = torch.zeros(SHAPE)
-        asked[place::SQUARE, place::SQUARE] = 1
-        bits = widths.clone().requires_grad_()
-        _sampled(w, bits, seed, kind).backward(asked)
-        assert bits.grad is not None
-        drawn = -bits.grad.double() / (math.log(2) * scale)
-        if not torch.allclose(drawn, forward[place::SQUARE, place::SQUARE].double(), rtol=1e-5, atol=1e-6):
-            return False
-    return True
-
-
-def _sampled(w: Tensor, widths: Tensor, seed: int, kind: str) -> Tensor:
-    gaussian = kind == "gaussian"
-    return sample_weight(w, widths, seed, noise="gaussian" if gaussian else "uniform", dtype=torch.float32)
+    off = float(((widths.grad - exact_bits.grad).abs() / size).max())
+    return Gradients(math.prod(grid), off, float((w.grad - upstream).abs().max()))
 
 
 def _spread(grid: Tensor) -> Tensor:
@@ -248,23 +212,17 @@ def _by_square(x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.stack([torch.stack([reduce(part) for part in band.split(SQUARE, 1)]) for band in x.split(SQUARE)])
 
 
-def _maxima(w: Tensor) -> Tensor:
-    return _by_square(w.double().abs(), torch.max)
-
-
 @exact("gaussws", "G6")
 def g6() -> Exact:
-    found = {method: gradients(kind) for method, kind in KINDS.items()}
-    holds = all(one.bits < ROUNDED and one.weights == 0 and one.redrawn for one in found.values())
+    found = {"gaussws": gradients("gaussian"), "diffq": gradients("uniform")}
     what = "; ".join(
-        f"{method}: ∂L/∂b is within {one.bits:.0e} of automatic differentiation on {one.squares} blocks, some of them "
-        "smaller than 32×32"
+        f"{method}: ∂L/∂b is within {one.bits:.0e} of automatic differentiation, with the forward pass's noise, on "
+        f"{one.squares} blocks, some of them smaller than 32×32"
         for method, one in found.items()
     )
     off = max(one.weights for one in found.values())
     passed = f"∂L/∂w differs from ∂L/∂ŵ by up to {off:.1e}" if off else "∂L/∂w equals ∂L/∂ŵ to the bit"
-    drawn = "the same noise as" if all(one.redrawn for one in found.values()) else "other noise than"
-    return Exact(holds, f"{what}; {passed}; the backward pass draws {drawn} the forward pass")
+    return Exact(not off and all(one.bits < ROUNDED for one in found.values()), f"{what}; {passed}")
 
 
 # -------------------------------------------------------------------------------- G17: bytes
@@ -279,39 +237,17 @@ class Bytes(NamedTuple):
 
 
 def bytes_each(shape: tuple[int, int] = (1024, 1024)) -> Bytes:
-    w, count = torch.zeros(shape), math.prod(shape)
-    widths = torch.full((shape[0] // SQUARE, shape[1] // SQUARE), 6.0)
-    return Bytes(
-        sample_weight(w, widths, 0).nbytes / count,
-        {"gaussws": gaussian_noise(count, 0).nbytes / count, "diffq": uniform_noise(count, 0).nbytes / count},
-        widths.nbytes / count,
-    )
-
-
-def added(name: str, recipe: str, batch: int, length: int) -> float:
-    """Return the bytes that a recipe adds to the peak memory of a training step, per sampled parameter.
-
-    name: the preset of the model, of which only one block is trained. batch, length: of the text.
-    """
-    config = replace(model(name), layers=1)
-    text = torch.zeros(batch, length + 1, dtype=torch.long)
-    peaks = []
-    for used in (load_recipe(recipe), None):
-        step = Step(config, used, "adamw", text)
-        step()
-        peaks.append(step.memory())
-    return (peaks[0] - peaks[1]) / linear_parameters(config)
+    count, widths = math.prod(shape), torch.full((shape[0] // SQUARE, shape[1] // SQUARE), 6.0)
+    drawn = {"gaussws": gaussian_noise(count, 0), "diffq": uniform_noise(count, 0)}
+    sampled = sample_weight(torch.zeros(shape), widths, 0).nbytes / count
+    return Bytes(sampled, {name: r.nbytes / count for name, r in drawn.items()}, widths.nbytes / count)
 
 
 def papers_bytes() -> dict[str, float]:
     """Return the bytes per sampled parameter that GaussWS adds with AdamW in the paper's Table 1, by size of model."""
-    models = {"134m": "llama2-134m", "1b": "llama2-1b", "3b": "llama2-3b", "70b": "llama2-70b-4l"}
-    printed = paper("gaussws").table("Table 1")
-    found = {}
-    for row, name in models.items():
-        plain, ours = (printed.value(f"memory-{row}", column) for column in ("adamw", "adamw-gaussws"))
-        assert plain is not None
-        assert ours is not None
+    printed, found = paper("gaussws").table("Table 1"), {}
+    for row, name in MODELS.items():
+        plain, ours = (printed.value(f"memory-{row}", column) or 0.0 for column in ("adamw", "adamw-gaussws"))
         found[row] = (ours - plain) * GIB / linear_parameters(model(name))
     return found
 
@@ -324,11 +260,5 @@ def g17() -> Exact:
         f"bytes per weight: {each.sampled:g} for ŵ, {each.noise['gaussws']:g} for GaussWS's noise, "
         f"{each.noise['diffq']:g} for DiffQ's noise; bit widths take {each.widths:.4f} more"
     )
-    few, many = (added("llama2-nano", "gaussws", *size) for size in ((1, 8), (4, 256)))
     printed = ", ".join(f"{value:.2f} ({name.upper()})" for name, value in papers_bytes().items())
-    notes = (
-        f"bytes per sampled weight that GaussWS adds in Table 1 of the paper: {printed}",
-        f"counted in our training: {few:.3f} bytes per weight if memory peaks in the optimizer's step, and {many:.3f} "
-        "if it peaks in the backward pass, for which plain BF16, too, keeps BF16 copies of its FP32 weights",
-    )
-    return Exact(holds, what, notes)
+    return Exact(holds, what, (f"bytes per sampled weight that GaussWS adds in the paper's Table 1: {printed}",))

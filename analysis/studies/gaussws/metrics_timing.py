@@ -58,10 +58,6 @@ class Timed:
     others: tuple[float | None, ...] = ()  # by turn, the share of the processors that other processes used
     memory: int | None = None  # bytes at the peak of a training step
 
-    def __post_init__(self) -> None:
-        if not (self.amount > 0 and self.seconds and all(s > 0 for s in self.seconds)):
-            raise ValueError(f"{self.amount} tokens or elements in {list(self.seconds)} seconds: expected numbers > 0")
-
     @property
     def speed(self) -> float:
         """The tokens or elements per second, from the median time."""
@@ -76,6 +72,10 @@ class Timed:
         """Return by turn (this arm's time) / (the other's) − 1, where times are per token or element."""
         scale = other.amount / self.amount
         return tuple(scale * a / b - 1 for a, b in zip(self.seconds, other.seconds, strict=True))
+
+    def lost_to(self, plain: Timed) -> tuple[float, ...]:
+        """Return by turn the share of the throughput of `plain` that this arm loses."""
+        return tuple(1 - 1 / (1 + longer) for longer in self.longer_than(plain))
 
 
 Arms = Mapping[tuple[str, str], Timed]  # by (optimizer, recipe), or by (timed operation, generator)
@@ -92,29 +92,27 @@ class Bench(Generic[T]):
 
 def training(results: Results) -> Bench[str] | None:
     """Return the timings of training steps, by model; None if the plan's store has none."""
-    return _first(results, "train", _training)
+
+    def read(found: dict[str, Any]) -> dict[str, Arms]:
+        def of(one: dict[str, Any]) -> Arms:
+            amount = one["batch"] * one["length"]
+            return {(row["optimizer"], row["variant"]): _timed(row, amount, row["memory"]) for row in one["rows"]}
+
+        return {one["model"]: of(one) for one in found["models"]}
+
+    return _first(results, "train", read)
 
 
 def generators(results: Results) -> Bench[tuple[int, int]] | None:
     """Return the timings of noise generators, by shape of the matrix; None if the plan's store has none."""
-    return _first(results, "generators", _generators)
 
+    def read(found: dict[str, Any]) -> dict[tuple[int, int], Arms]:
+        shapes: dict[tuple[int, int], dict[tuple[str, str], Timed]] = {}
+        for one in found["timed"]:
+            shapes.setdefault((one["rows"], one["cols"]), {})[one["what"], one["arm"]] = _timed(one, one["elements"])
+        return dict(shapes)
 
-def _training(found: dict[str, Any]) -> dict[str, Arms]:
-    return {
-        one["model"]: {
-            (row["optimizer"], row["variant"]): _timed(row, one["batch"] * one["length"], row["memory"])
-            for row in one["rows"]
-        }
-        for one in found["models"]
-    }
-
-
-def _generators(found: dict[str, Any]) -> dict[tuple[int, int], Arms]:
-    shapes: dict[tuple[int, int], dict[tuple[str, str], Timed]] = {}
-    for one in found["timed"]:
-        shapes.setdefault((one["rows"], one["cols"]), {})[one["what"], one["arm"]] = _timed(one, one["elements"])
-    return dict(shapes)
+    return _first(results, "generators", read)
 
 
 def _timed(row: dict[str, Any], amount: int, memory: int | None = None) -> Timed:
@@ -124,40 +122,20 @@ def _timed(row: dict[str, Any], amount: int, memory: int | None = None) -> Timed
 def _first(results: Results, name: str, read: Callable[[dict[str, Any]], Mapping[T, Arms]]) -> Bench[T] | None:
     """Return the timings of the first device that has a file NAME-DEVICE.json; raise Damaged if it is not valid."""
     files = results.files.benches(results.plan)
-    kind = next((kind for kind in DEVICES if f"{name}-{kind}" in files), None)
-    if kind is None:
-        return None
-    found: dict[str, Any] = files[f"{name}-{kind}"]
-    try:
-        return Bench(_where(found), kind, _checked(read(found)))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(
-            f"{BENCH}/{name}-{kind}.json is damaged ({type(error).__name__}: {error}): delete the file, and run `make "
-            "reproduce-gaussws` to measure again"
-        ) from None
-
-
-def _where(found: dict[str, Any]) -> str:
-    machine = found["machine"]
-    processor, device = machine.get("processor") or machine.get("cpu") or "", str(machine["device"])
-    named = device if processor in device else f"{processor}, {device}"
-    return f"{named}; {found['turns']} turns, load average {machine['load']:.1f} at the start"
-
-
-def _checked(measured: Mapping[T, Arms]) -> Mapping[T, Arms]:
-    """Raise ValueError unless all arms of a model or shape, with the same optimizer or operation, have equal turns."""
-    if not measured or not all(measured.values()):
-        raise ValueError("the file has no timings")
-    for arms in measured.values():
-        for first in {first for first, _ in arms}:  # for each operation, since slow ones are timed in fewer turns
-            if len({len(one.seconds) for (kind, _), one in arms.items() if kind == first}) != 1:
-                raise ValueError(f"the compared variants of {first} were timed different numbers of times")
-    return measured
-
-
-def lost(ours: Timed, plain: Timed) -> tuple[float, ...]:
-    """Return by turn the share of plain BF16's throughput that the arm `ours` loses."""
-    return tuple(1 - 1 / (1 + longer) for longer in ours.longer_than(plain))
+    for kind in (kind for kind in DEVICES if f"{name}-{kind}" in files):
+        found: dict[str, Any] = files[f"{name}-{kind}"]
+        try:
+            machine = found["machine"]
+            processor, device = machine.get("processor") or machine.get("cpu") or "", str(machine["device"])
+            named = device if processor in device else f"{processor}, {device}"
+            where = f"{named}; {found['turns']} turns, load average {machine['load']:.1f} at the start"
+            return Bench(where, kind, read(found))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Damaged(
+                f"{BENCH}/{name}-{kind}.json is damaged ({type(error).__name__}: {error}): delete the file, and run "
+                "`make reproduce-gaussws` to measure again"
+            ) from None
+    return None
 
 
 def overhead(arms: Arms, optimizer: str, recipe: str) -> tuple[float, Interval | None] | None:
@@ -168,7 +146,7 @@ def overhead(arms: Arms, optimizer: str, recipe: str) -> tuple[float, Interval |
     ours, plain = arms.get((optimizer, recipe)), arms.get((optimizer, PLAIN))
     if recipe == PLAIN or ours is None or plain is None:
         return None
-    shares = lost(ours, plain)
+    shares = ours.lost_to(plain)
     return median(shares), median_interval(shares)
 
 
@@ -200,8 +178,8 @@ def g16(results: Results) -> Mapping[str, Measured]:
     return {
         "order-gaussws": _chosen(min, pairs("gaussws", PLAIN), Timed.longer_than),
         "order-diffq": _chosen(min, pairs("diffq", "gaussws"), Timed.longer_than),
-        "gaussws-at-most": _chosen(max, pairs("gaussws", PLAIN), lambda a, b: [x - most for x in lost(a, b)]),
-        "diffq-at-least": _chosen(max, pairs("diffq", PLAIN), lambda a, b: [least - x for x in lost(a, b)]),
+        "gaussws-at-most": _chosen(max, pairs("gaussws", PLAIN), lambda a, b: [x - most for x in a.lost_to(b)]),
+        "diffq-at-least": _chosen(max, pairs("diffq", PLAIN), lambda a, b: [least - x for x in a.lost_to(b)]),
     }
 
 

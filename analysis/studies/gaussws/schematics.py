@@ -107,8 +107,8 @@ def figure_d1(results: Results) -> Picture:
         rows.append(
             (
                 Shown("W", w),
-                Shown(f"backward, {name}", backward, (wide, high)),
-                Shown(f"forward, {name}", forward, (high, wide)),
+                Shown(f"backward, {name.split()[0]}", backward, (wide, high)),
+                Shown(f"forward, {name.split()[0]}", forward, (high, wide)),
                 Shown("difference", forward - backward, marked=forward != backward),
             )
         )

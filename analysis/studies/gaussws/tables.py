@@ -9,7 +9,8 @@ trial *leaves the trunk's level* if it diverges, or if its training loss, over t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,40 +40,34 @@ RISE = 0.1
 AXIS, RATES = "rate", ("x3", "x10", "x30")
 
 
-@dataclass(frozen=True)
-class Ended:
-    """The results of an arm's trials at one learning rate that finished or diverged, beside their trunks."""
+class Ended(NamedTuple):
+    """The trials of an arm at one learning rate that finished or diverged."""
 
-    left: int  # the number of trials that left the trunk's level
+    left: int  # how many left the trunk's level
     rises: tuple[float, ...]  # loss / the trunk's loss - 1, for each trial with a finite loss
-    trials: tuple[str, ...]  # the ids of the trials, one for each seed
+    trials: tuple[str, ...]  # their ids
 
     @property
     def text(self) -> str:
         return f"{self.left} of {len(self.trials)}"
 
 
-def _ended(part: Results, arm: str, rate: str) -> Ended | None:
-    late, states = part.late("loss"), dict(zip(part.trials["id"], part.trials["state"], strict=True))
-    left, rises, trials = 0, [], []
-    for key in trial_ids(part, arm, {AXIS: rate}).values():
-        parent = part.plan.trials[key].parent
-        if states.get(key) == State.DIVERGED:
-            left += 1
-            trials.append(key)
-        elif states.get(key) == State.DONE and parent in late and np.isfinite(late[key]):
-            rises.append(late[key] / late[parent] - 1)
-            left += rises[-1] > RISE
-            trials.append(key)
-    return Ended(left, tuple(rises), tuple(trials)) if trials else None
-
-
 def all_ended(results: Results) -> dict[tuple[str, str], Ended]:
-    """Return the results by (arm, rate), for those arms and rates of which a trial has finished or diverged."""
+    """Return the trials by (arm, rate), for those arms and rates of which a trial has finished or diverged."""
     found: dict[tuple[str, str], Ended] = {}
     for sweep, arms in UNSTABLE.items():
-        if isinstance(part := sweep_places(results, sweep), Results):
-            found |= {(arm, rate): one for arm in arms for rate in RATES if (one := _ended(part, arm, rate))}
+        if not isinstance(part := sweep_places(results, sweep), Results):
+            continue
+        late, states = part.late("loss"), dict(zip(part.trials["id"], part.trials["state"], strict=True))
+        for arm, rate in product(arms, RATES):
+            ids = trial_ids(part, arm, {AXIS: rate}).values()
+            gone = [key for key in ids if states.get(key) == State.DIVERGED]
+            parents = {key: late.get(part.plan.trials[key].parent or "") for key in ids}
+            done = [key for key in ids if states.get(key) == State.DONE and np.isfinite(late.get(key, np.nan))]
+            rises = [late[key] / loss - 1 for key in done if (loss := parents[key]) is not None]
+            if gone or done:
+                left = len(gone) + sum(rise > RISE for rise in rises)
+                found[arm, rate] = Ended(left, tuple(rises), (*gone, *done))
     return found
 
 
@@ -81,8 +76,8 @@ def table_a(results: Results) -> Table:
     """Return two rows for each arm, with a column for each rate: trials that left, and the mean change of the loss."""
     found = all_ended(results)
     if not found:
-        planned = isinstance(sweep_places(results, "stability"), Results)
-        return NoData("no trial of the sweep stability has ended") if planned else not_planned(results)
+        planned = sweep_places(results, "stability")
+        return NoData("no trial of the sweep stability has ended") if isinstance(planned, Results) else planned
     rows = []
     for arm in dict.fromkeys(name for name, _ in found):
         each = [found.get((arm, rate)) for rate in RATES]
@@ -106,21 +101,33 @@ def _rise(one: Ended | None) -> TableCell:
 # -------------------------------------------------------------------------------- Table B.1
 
 NOT_OURS = {"fqt": "the subject of the MoR and NVFP4 studies", "nipq": "tested neither here nor in the paper"}
-ARMS = {"bf16": BASELINE, "gaussws": OURS, "diffq": "diffq"}
 
 
 @table("gaussws", "Table B.1")
 def table_b1(results: Results) -> TableResult:
     """Return Table B.1: the paper rates methods in words such as `good`; our entries are measurements."""
     printed = paper("gaussws").table("Table B.1")
-    measure = {"throughput": _throughput, "stability": _stability, "accuracy": _accuracy, "flexibility": _flexibility}
-    rows = []
-    for row in printed.rows:
-        cells = []
-        for column, words in zip(printed.columns, row.text, strict=True):
-            ours = Setting(NOT_OURS[row.id]) if row.id in NOT_OURS else measure[column.id](results, ARMS[row.id])
-            cells.append(TableCell(ours, words, printed.source))
-        rows.append(TableRow(row.title, tuple(cells)))
+    measure = {"throughput": _throughput, "stability": _stability, "accuracy": _accuracy}
+
+    def ours(row: str, column: str) -> Ours:
+        if row in NOT_OURS:
+            return Setting(NOT_OURS[row])
+        if column == "flexibility":
+            return Setting("none" if row == BASELINE else "a learned width for each 32×32 square")
+        if row == BASELINE and column != "stability":
+            return Setting("0 %, by definition")
+        return measure[column](results, row)
+
+    rows = [
+        TableRow(
+            row.title,
+            tuple(
+                TableCell(ours(row.id, column.id), words, printed.source)
+                for column, words in zip(printed.columns, row.text, strict=True)
+            ),
+        )
+        for row in printed.rows
+    ]
     notes = (
         "Throughput: the share of BF16's throughput that the timed models lose with AdamW",
         "Stability: seeds that leave the trunk's level at 3, 10 and 30 times the trunk's learning rate (Table A)",
@@ -130,8 +137,6 @@ def table_b1(results: Results) -> TableResult:
 
 
 def _throughput(results: Results, arm: str) -> Ours:
-    if arm == BASELINE:
-        return Setting("0 %, by definition")
     found = metrics_timing.training(results)
     timed = {} if found is None else found.timed
     lost = {name: metrics_timing.overhead(arms, "adamw", arm) for name, arms in timed.items()}
@@ -148,19 +153,11 @@ def _stability(results: Results, arm: str) -> Ours:
 
 
 def _accuracy(results: Results, arm: str) -> Ours:
-    if isinstance(part := sweep_places(results, "gpt2"), NotPlanned):
-        return part
-    if arm == BASELINE:
-        return Setting("0 %, by definition")
     ours = cell(compare(results, "validation_loss", arm, sweep="gpt2"), PERCENT).ours
     if not isinstance(ours, Value):
         return ours
     half = f" ± {(ours.interval.high - ours.interval.low) / 2:.3f}" if ours.interval else ""
     return Setting(f"{ours.mean:+.3f}{half} %", ours.trials)
-
-
-def _flexibility(results: Results, arm: str) -> Ours:
-    return Setting("none" if arm == BASELINE else "a learned width for each 32×32 square")
 
 
 # -------------------------------------------------------------------------------- Table C.1

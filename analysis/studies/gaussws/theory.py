@@ -61,20 +61,16 @@ def generated() -> dict[int, Fraction]:
     return {value: Fraction(int((values == value).sum()), PATTERNS) for value in range(-2, 3)}
 
 
-class Drawn(NamedTuple):
-    """The noise R that the kernel draws, beside the reference generator and eq. 10."""
+def drawn(elements: int = 1 << 18, seed: int = 1) -> tuple[int, float]:
+    """Return how many elements of the kernel's R differ from the reference generator's, and χ² against eq. 10.
 
-    elements: int
-    different: int  # elements that differ from the reference generator's
-    chi_square: float  # χ² of the counts of R against eq. 10, with 4 degrees of freedom
-
-
-def drawn(elements: int = 1 << 18, seed: int = 1) -> Drawn:
+    χ² has 4 degrees of freedom.
+    """
     found = noise("gaussian", elements, seed)
     expected = reference_noise.unpack_noise(reference_noise.gaussian_noise(elements, seed, "cpu"), elements)
     counts = torch.bincount(found.long() + 2, minlength=5).double()
     stated = torch.tensor([float(p) * elements for p in equation_10().values()], dtype=torch.float64)
-    return Drawn(elements, int((found != expected).sum()), float(((counts - stated) ** 2 / stated).sum()))
+    return int((found != expected).sum()), float(((counts - stated) ** 2 / stated).sum())
 
 
 def noise(kind: str, count: int, seed: int) -> Tensor:
@@ -155,8 +151,7 @@ def swallowed_noise(
     return Swallowed.of(found)
 
 
-@dataclass(frozen=True)
-class Sampled:
+class Sampled(NamedTuple):
     """Weights w, and ŵ by the kernel; each of BF16's mantissas is that of some square's maximum."""
 
     w: Tensor
@@ -245,15 +240,7 @@ def least_mantissa_bits(bits: int, *, ties: bool) -> int:
     return next(m for m in range(1, 24) if not swallowed_noise(bits, mantissa=m, ties=ties).count)
 
 
-class Underflows(NamedTuple):
-    """The numbers of nonzero values that become zero in a format with the exponent bits of Proposition 3."""
-
-    weights: int  # weights that become zero
-    sampled: int  # values of ŵ that become zero
-    values: int  # all weights, and as many values of ŵ
-
-
-def underflows(bits: int, tau: int = 0) -> Underflows:
+def underflows(bits: int, tau: int = 0) -> tuple[int, int]:
     """Count random weights, and values of ŵ, that become zero with Proposition 3's exponent bits.
 
     As the proposition assumes, the weights exceed the cut-off of Lemma 2.
@@ -264,7 +251,7 @@ def underflows(bits: int, tau: int = 0) -> Underflows:
         grid = _ieee(exponent_bits(bits, after_noise=after_noise, tau=tau))
         scaled = values * 2.0 ** (grid.emax - after_noise)  # noise can move values to the binade above the maximum's
         counts.append(int(((fake_quantize(scaled, str(grid)) == 0) & (values != 0)).sum()))
-    return Underflows(counts[0], counts[1], found.w.numel())
+    return counts[0], counts[1]
 
 
 def _ieee(exponent: int) -> Format:
