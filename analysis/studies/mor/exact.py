@@ -22,8 +22,6 @@ from fewbits.kernels.api import QuantStats, fake_quantize
 from fewbits.kernels.packed import Packed, decode, encode
 from fewbits.kernels.quantizer import Quantizer
 
-FORMATS = ("e4m3", "e5m2")
-BLOCKS = ("tensor", "channel", "128x128", "64x64", "1x128")
 MANTISSA, ONE_TO_TWO = 0x7FFFFF, 0x3F800000  # a float32's fraction bits; the sign and exponent bits of [1, 2)
 SHAPE = (192, 320)  # several blocks of each size, some of them incomplete
 
@@ -53,194 +51,116 @@ def hard_tensors() -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Quantized:
-    """A tensor and its quantization with one format and one size of blocks."""
+    """A hard case x, its quantization y, statistics by block, and its encoding with scales and group scales."""
 
     x: Tensor
-    y: Tensor  # x quantized and decoded
-    stats: QuantStats  # by block
+    y: Tensor
+    stats: QuantStats
     packed: Packed
     scales: Tensor  # the blocks' exponents, stored as codes
-    group_scales: Tensor  # the mantissas that the blocks of a group share
+    mantissas: Tensor  # the scales' mantissas, which the blocks of a group share
 
 
 @cache
 def quantized() -> list[Quantized]:
-    """Return all hard cases: every tensor of `hard_tensors`, quantized with each of FORMATS and BLOCKS."""
-    found = []
-    for x, element, block in product(hard_tensors().values(), FORMATS, BLOCKS):
+    """Return all hard cases: every tensor of `hard_tensors`, quantized with both formats and blocks of five sizes."""
+    found, blocks = [], ("tensor", "channel", "128x128", "64x64", "1x128")
+    for x, element, block in product(hard_tensors().values(), ("e4m3", "e5m2"), blocks):
         quantizer, source = Quantizer(format=element, block=block, scaling="gam"), x.bfloat16()
         y, stats = fake_quantize(source, quantizer, stats="block")
-        packed = encode(source, quantizer)
-        assert packed.scales is not None
-        assert packed.group_scales is not None
-        found.append(Quantized(source, y, stats, packed, packed.scales, packed.group_scales))
+        found.append(Quantized(source, y, stats, *_encoded(source, quantizer)))
     return found
 
 
-@dataclass(frozen=True)
-class Scaled:
-    """Numbers for claim M1 over all cases of `quantized`: how close scaled values come to the format's maximum.
-
-    A scaled magnitude is an element's magnitude times the scale of its block, divided by the format's maximum.
-    """
-
-    cases: int
-    blocks: int
-    saturated: int  # the number of saturated elements
-    greatest: float  # the greatest scaled magnitude
-    least: float  # the minimum over nonzero blocks of a block's greatest scaled magnitude
-    lost_maxima: int  # of the elements whose magnitude is their tensor's amax, the number that change
-    # The number of blocks that would saturate if GAM did not lower the exponent of a block whose ideal scale has a
-    # smaller mantissa than the group's.
-    would_saturate: int
-
-
-@cache
-def scaled() -> Scaled:
-    found = Scaled(0, 0, 0, 0.0, 1.0, 0, 0)
-    for one in quantized():
-        top, stats = one.packed.quantizer.format.max, one.stats
-        within = stats.amax > top / torch.finfo(torch.float32).max  # otherwise float32 cannot hold the ideal scale
-        factors = one.group_scales.double() * torch.exp2(one.scales.double() - 127)  # by which blocks are multiplied
-        used = (stats.amax.double() * factors / top)[within]
-        ideal = torch.full_like(stats.amax, top)[within] / stats.amax[within]
-        undecremented = one.group_scales.double() * torch.exp2(torch.frexp(ideal.double()).exponent - 1.0)
-        greatest = (one.x.abs() == one.x.abs().max()) & within.any()
-        found = Scaled(
-            found.cases + 1,
-            found.blocks + used.numel(),
-            found.saturated + int(stats.saturated.sum()),
-            max([found.greatest, *used.tolist()]),
-            min([found.least, *used.tolist()]),
-            found.lost_maxima + int((one.y[greatest] != one.x[greatest]).sum()),
-            found.would_saturate + int((undecremented > ideal).sum()),
-        )
-    return found
-
-
-@dataclass(frozen=True)
-class Metadata:
-    """Numbers for claim M2 over all cases of `quantized`: how many bits store the scales, and whether these suffice.
-
-    The bits suffice if decoding with them gives the quantized values exactly.
-    """
-
-    cases: int
-    blocks: int
-    exponent_bits: int  # the number of bits that are stored for each block
-    mantissa_bits: int  # the number of the 32 bits of a group's scale that are not the same in all groups
-    restored: int  # the cases that codes, exponents and these mantissa bits restore exactly
-
-
-@cache
-def metadata() -> Metadata:
-    blocks, restored, count = 0, 0, 0
-    widths, constant = set(), set()
-    for one in quantized():
-        bits = one.group_scales.view(torch.int32)
-        rebuilt = ((bits & MANTISSA) | ONE_TO_TWO).view(torch.float32)
-        same = torch.equal(decode(replace(one.packed, group_scales=rebuilt)), one.y)
-        count, blocks, restored = count + 1, blocks + one.scales.numel(), restored + same
-        widths.add(8 * one.scales.element_size())
-        constant |= set((bits & ~MANTISSA).flatten().tolist())
-    fraction = MANTISSA.bit_count()
-    return Metadata(count, blocks, max(widths), fraction if constant == {ONE_TO_TWO} else 32, restored)
-
-
-# -------------------------------------------------------------------------------- hooks
+def _encoded(x: Tensor, quantizer: Quantizer) -> tuple[Packed, Tensor, Tensor]:
+    packed = encode(x, quantizer)
+    assert packed.scales is not None
+    assert packed.group_scales is not None
+    return packed, packed.scales, packed.group_scales
 
 
 @exact("mor", "M1")
 def m1() -> dict[str, Exact]:
-    found = scaled()
-    rounding = 1 + 2.0**-22  # float32 rounds twice: the ideal scale and its product with a magnitude
-    blocks = f"{found.blocks:,} blocks of {found.cases} hard cases"
+    """Check how close scaled magnitudes come to the format's maximum, over all cases of `quantized`."""
+    saturated = lost = undone = 0
+    used: list[float] = []  # by nonzero block, the greatest magnitude · scale / maximum
+    for one in quantized():
+        top, amax = one.packed.quantizer.format.max, one.stats.amax
+        within = amax > top / torch.finfo(torch.float32).max  # otherwise float32 cannot hold the ideal scale
+        ideal = torch.full_like(amax, top)[within] / amax[within]
+        used += (amax.double() * one.mantissas.double() * torch.exp2(one.scales.double() - 127) / top)[within].tolist()
+        # GAM lowers the exponent of a block whose ideal scale has a smaller mantissa than the group's.
+        not_lowered = one.mantissas.double() * torch.exp2(torch.frexp(ideal.double()).exponent - 1.0)
+        greatest = (one.x.abs() == one.x.abs().max()) & within.any()
+        saturated += int(one.stats.saturated.sum())
+        lost += int((one.y[greatest] != one.x[greatest]).sum())
+        undone += int((not_lowered > ideal).sum())
     notes = (
-        f"if exponents were not rounded down, {found.would_saturate:,} of these blocks would saturate",
+        f"if exponents were not rounded down, {undone:,} of these blocks would saturate",
         "tensors whose greatest magnitude is below the format's maximum / 3.4e38 are out of the range of FP32 scales: "
         "they do not saturate either, but lose precision",
     )
+    holds = not saturated and max(used) <= 1 + 2.0**-22  # float32 rounds the ideal scale and its product
+    words = f"{saturated or 'no'} elements saturate in {len(used):,} blocks of {len(quantized())} hard cases"
+    span = f"blocks' greatest magnitudes are between {min(used):.4f} and {max(used):.4f} times the maximum"
     return {
-        "nothing saturates": Exact(
-            not found.saturated and found.greatest <= rounding,
-            f"{found.saturated or 'no'} elements saturate in {blocks}",
-            notes,
-        ),
-        "blocks use more than half of the range": Exact(
-            found.least > 0.5,
-            f"blocks' greatest magnitudes are between {found.least:.4f} and {found.greatest:.4f} times the maximum",
-        ),
+        "nothing saturates": Exact(holds, words, notes),
+        "blocks use more than half of the range": Exact(min(used) > 0.5, span),
         "a tensor's greatest magnitude keeps its precision": Exact(
-            not found.lost_maxima, f"quantization changes {found.lost_maxima or 'none'} of them"
+            not lost, f"quantization changes {lost or 'none'} of them"
         ),
     }
 
 
 @exact("mor", "M2")
 def m2() -> dict[str, Exact]:
-    found = metadata()
+    """Check how many bits store the scales, and that decoding with only them gives the quantized values exactly."""
+    restored, widths, rest = 0, set(), set()
+    for one in quantized():
+        word = one.mantissas.view(torch.int32)
+        rebuilt = ((word & MANTISSA) | ONE_TO_TWO).view(torch.float32)
+        restored += torch.equal(decode(replace(one.packed, group_scales=rebuilt)), one.y)
+        widths.add(8 * one.scales.element_size())
+        rest |= set((word & ~MANTISSA).flatten().tolist())
+    bits, cases = MANTISSA.bit_count() if rest == {ONE_TO_TWO} else 32, len(quantized())
+    words = (
+        f"{bits} bits of the group's scale vary; with only these, {restored} of {cases} hard cases are restored to the "
+        "bit"
+    )
     return {
-        "8 bits a block": Exact(
-            found.exponent_bits == 8, f"packed tensors have {found.exponent_bits} bits for each block"
-        ),
-        "23 bits a tensor": Exact(
-            found.mantissa_bits == 23 and found.restored == found.cases,
-            f"{found.mantissa_bits} bits of the group's scale vary; with only these, {found.restored} of {found.cases} "
-            "hard cases are restored to the bit",
-        ),
+        "8 bits a block": Exact(max(widths) == 8, f"packed tensors have {max(widths)} bits for each block"),
+        "23 bits a tensor": Exact(bits == 23 and restored == cases, words),
     }
 
 
-@dataclass(frozen=True)
-class Grouped:
-    """Errors of GAM and bits of its scales: with one mantissa for the tensor, and with one for each row of blocks."""
-
-    tensors: int
-    worse: int  # the number of tensors whose error is greater with smaller groups
-    error: tuple[float, float]  # the mean relative error: one mantissa for the tensor, and one for each row
-    bits: tuple[float, float]  # the bits of all scales per block, in these two cases
+GROUPINGS = tuple(Quantizer(format="e4m3", block="64x64", scaling="gam", group=group) for group in ("tensor", "row"))
 
 
-WHOLE = Quantizer(format="e4m3", block="64x64", scaling="gam")
-GROUPINGS = (WHOLE, replace(WHOLE, group="row"))  # a mantissa for the whole tensor, and for each row of blocks
-
-
-@cache
-def grouped(count: int = 24) -> Grouped:
-    """Compare GAM with one mantissa for the tensor and with one for each row of blocks, on `count` random tensors.
+@exact("mor", "M21")
+def m21(count: int = 24) -> dict[str, Exact]:
+    """Compare GAM with one mantissa for the tensor and with one for each row of blocks, on random tensors.
 
     The tensors have heavy tails. They are a hard case, because many of a block's values are flushed to zero if the
     scale by which the block is multiplied before rounding is too small.
     """
     g = torch.Generator().manual_seed(1)
-    sums, worse, bits = [0.0, 0.0], 0, [0.0, 0.0]
+    (whole, rows), worse, bits = ([], []), 0, [0.0, 0.0]  # type: tuple[list[float], list[float]], int, list[float]
     for _ in range(count):
         x = torch.exp(2.5 * torch.randn(256, 256, generator=g)).bfloat16()
-        errors = []
-        for i, quantizer in enumerate(GROUPINGS):
-            difference = (fake_quantize(x, quantizer).double() - x.double()).abs() / x.double()
-            errors.append(float(difference.mean()))
-            sums[i] += errors[i] / count
-            packed = encode(x, quantizer)
-            assert packed.scales is not None
-            assert packed.group_scales is not None
-            groups = 23 * packed.group_scales.numel()
-            bits[i] = 8 * packed.scales.element_size() + groups / packed.scales.numel()
-        worse += errors[1] > errors[0]
-    return Grouped(count, worse, (sums[0], sums[1]), (bits[0], bits[1]))
-
-
-@exact("mor", "M21")
-def m21() -> dict[str, Exact]:
-    found = grouped()
+        for i, (quantizer, errors) in enumerate(zip(GROUPINGS, (whole, rows), strict=True)):
+            errors.append(float(((fake_quantize(x, quantizer).double() - x.double()).abs() / x.double()).mean()))
+            _, scales, mantissas = _encoded(x, quantizer)
+            bits[i] = 8 * scales.element_size() + 23 * mantissas.numel() / scales.numel()
+        worse += rows[-1] > whole[-1]
+    one, each = sum(whole) / count, sum(rows) / count
     return {
         "smaller groups take more bits": Exact(
-            found.bits[1] > found.bits[0],
-            f"scales take {found.bits[0]:.2f} bits per block with one group, {found.bits[1]:.2f} with a group per row",
+            bits[1] > bits[0],
+            f"scales take {bits[0]:.2f} bits per block with one group, {bits[1]:.2f} with one a row",
         ),
         "smaller groups err less": Exact(
-            found.error[1] < found.error[0] and not found.worse,
-            f"mean relative error {found.error[0]:.4%} with one group, {found.error[1]:.4%} with one for each row; "
-            f"greater in {found.worse or 'none'} of {found.tensors} heavy-tailed tensors",
+            each < one and not worse,
+            f"mean relative error {one:.4%} with one group, {each:.4%} with one for each row; "
+            f"greater in {worse or 'none'} of {count} heavy-tailed tensors",
         ),
     }

@@ -1,159 +1,214 @@
-"""Draw the share of tensors that fall back to BF16: over training (Figure 10), and by tensor and layer (Figure C)."""
+"""Draw the share of tensors in BF16 over training (Figure 10), by threshold (Figure B) and by size (Figure D)."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 
-from fewbits.analysis.engine.results.arms import arm_table
-from fewbits.analysis.engine.results.data import NoData
+from fewbits.analysis.engine.claims.schema import LOSS
+from fewbits.analysis.engine.results.arms import BASELINE, arm_table
+from fewbits.analysis.engine.results.data import Differences, NoData
 from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.pairing import paired, sample
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.engine.results.places import not_planned, sweep_places
+from fewbits.analysis.engine.statistics.estimates import ALPHA, summary
 from fewbits.analysis.figures import series
 from fewbits.analysis.figures.curves import Line, Panel, PaperMark, Rule, curve_figure
-from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure
+from fewbits.analysis.figures.series import band_of, means_of
 from fewbits.analysis.figures.theme import QUIET, STYLES, Style
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
 from fewbits.analysis.studies.mor.tensors import (
     ONE,
-    PARTS,
-    TITLES,
+    THRESHOLD,
     TRUNK,
     TWO,
     WATCHED,
-    decisions,
     fallback_over_steps,
+    fallback_shares,
+    tensors,
 )
+from fewbits.kernels.quantizer import Mixture
+from fewbits.sweeps.planning.store import State
 
 ARMS = ("block", "tensor", "channel")
 OBSERVED = "BF16 run: block's error ≥ 4.5 %"
-KINDS = {"x": "input", "w": "weight", "dy": "grad"}  # by the last part of a slot's name, the label of the tensor
+SHARES = "decisions for BF16, %"
+NUMBERS = paper("mor").numbers
+
+Values = Mapping[float, Sequence[float]]  # by x, a number for each seed
 
 
-def style(arm: str) -> Style:
-    """Return the colour, dashes and marker that an arm's line has in all figures of the study."""
-    place = arm_table("mor").arm(arm).style
-    assert place is not None
-    return STYLES[place]
+def line_of(found: Values, style: Style, label: str) -> Line:
+    """Return the line of means over seeds, with their 90 % intervals."""
+    means = [summary(found[x], 1 - 2 * ALPHA) for x in sorted(found)]
+    return Line(np.array(sorted(found)), means_of(means), style, label, band_of(means), points=True)
 
 
-# -------------------------------------------------------------------------------- Figure 10
+# -------------------------------------------------------------------------------- over training
 
 
 @figure("mor", "Figure 10")
 def figure_10(results: Results) -> Picture:
     """Draw the share of decisions for BF16 over the steps of the trunk and of the arms that branch from it."""
-    parts = {"Configuration 1": ONE, "Configuration 2": TWO}
-    found = {name: sweep_places(results, "partitions", where) for name, where in parts.items()}
-    shares = {name: fallback_over_steps(part) for name, part in found.items() if isinstance(part, Results)}
+    found = {place: sweep_places(results, "partitions", where) for place, where in (("1", ONE), ("2", TWO))}
+    shares = {place: fallback_over_steps(part) for place, part in found.items() if isinstance(part, Results)}
     if not shares:
         return not_planned(results)
     if all(frame.empty for frame in shares.values()):
         return NoData("no decision was recorded: no trial has chosen between E4M3 and BF16 yet")
 
+    def panel(place: str) -> Panel:
+        title, table = f"Configuration {place}: decisions for BF16, %", arm_table("mor")
+        if place not in shares:
+            return Panel(title, empty=not_planned(results).reason)
+        curves = {arm: series.level(shares[place], arm) for arm in (TRUNK, WATCHED, *ARMS)}
+        styles = {arm: STYLES[table.arm(arm).style or 0] for arm in ARMS}
+        lines = [
+            Line(one.tokens, one.mean, styles[arm], table.label(arm), one.band, points=True, side_by_side=True)
+            if arm in ARMS
+            else Line(one.tokens, one.mean, QUIET, OBSERVED, points=False, secondary=True)
+            for arm, one in curves.items()
+            if one is not None
+        ]
+        ends = [] if (trunk := curves[TRUNK]) is None else [float(trunk.tokens[-1])]
+        marks = (PaperMark(NUMBERS["fallback-channel-c1"].value, styles["channel"]),) if place == "1" else ()
+        below = "step" + "".join(f"; arms branch from the trunk at {end:g}" for end in ends)
+        rules = tuple(Rule(end, upright=True) for end in ends)
+        return Panel(title, tuple(lines), rules, marks, x_label=below, y_axis="percent", y_limits=(0, None))
+
     def draw() -> Figure:
-        rows = [[_shares_panel(name, shares[name]) if name in shares else _empty(name, results)] for name in parts]
-        heights = [1.9 if name in shares else 0.6 for name in parts]
+        heights = [1.9 if place in shares else 0.6 for place in found]
+        rows = [[panel(place)] for place in found]
         key = "the paper's 1.62 % (channel)"
         return curve_figure(rows, height=0.5 + sum(heights), columns=2, paper=key, height_ratios=heights)
 
     notes = (
-        "A decision is for one tensor in one mini-batch; with Channel, for one direction of a tensor. "
-        "Before the branch: the decisions that Block would have made, from errors that were recorded along the BF16 "
-        "trunk.",
+        "A decision is for one tensor in one mini-batch; with Channel, for one direction of a tensor. Before the "
+        "branch: the decisions of Block, had it been used, from errors that were recorded along the BF16 trunk.",
     )
     return FigureResult(draw, tuple(dict.fromkeys(i for frame in shares.values() for i in frame["id"])), notes)
 
 
-def _empty(name: str, results: Results) -> Panel:
-    """Return a panel without curves, which states that a training configuration is not run at this scale.
+# -------------------------------------------------------------------------------- by threshold
 
-    name: the configuration as it is called in the panel's title, such as Configuration 1.
+AXIS = "recipe.threshold"
+BLOCKS = ("128x128", "tensor", "channel")  # the position gives the colour
+SCALINGS = {"gam": "GAM", "amax": "FP32 amax", "e8m0": "E8M0"}  # labels; the position gives dashes and marker
+PAPERS = Rule(THRESHOLD, label="the paper's, 4.5 %", upright=True)
+
+
+@figure("mor", "Figure B", "Thresholds: share of fallbacks and change of loss")
+def thresholds(results: Results) -> Picture:
+    """Draw, for each model, how the share of decisions for BF16 and the validation loss depend on the threshold.
+
+    The threshold is the relative error below which a mixture accepts its first quantizer.
     """
-    return Panel(f"{name}: decisions for BF16, %", empty=not_planned(results).reason)
-
-
-def _shares_panel(name: str, frame: pd.DataFrame) -> Panel:
-    table, lines = arm_table("mor"), []
-    found = {arm: series.level(frame, arm) for arm in (TRUNK, WATCHED, *ARMS)}
-    for arm, one in found.items():
-        if one is None:
-            continue
-        if arm in ARMS:
-            line = Line(one.tokens, one.mean, style(arm), table.label(arm), one.band, points=True, side_by_side=True)
-        else:
-            line = Line(one.tokens, one.mean, QUIET, OBSERVED, points=False, secondary=True)
-        lines.append(line)
-    trunk = found[TRUNK]
-    branch = () if trunk is None else (Rule(float(trunk.tokens[-1]), upright=True),)
-    known = paper("mor").numbers["fallback-channel-c1"].value
-    return Panel(
-        f"{name}: decisions for BF16, %",
-        tuple(lines),
-        branch,
-        (PaperMark(known, style("channel")),) if name == "Configuration 1" else (),
-        x_label="step" + (f"; arms branch from the trunk at {trunk.tokens[-1]:g}" if trunk is not None else ""),
-        y_axis="percent",
-        y_limits=(0, None),
-    )
-
-
-# -------------------------------------------------------------------------------- Figure C
-
-
-@figure("mor", "Figure C", "Where tensors fall back")
-def fallback_by_layer(results: Results) -> Picture:
-    """Draw two heat maps of the share of decisions for BF16, with a column for each arm.
-
-    The first map has a row for each tensor of the linear layers, the second one for each block (layer) of the model.
-    """
-    found: dict[str, pd.DataFrame] = {}
-    places = [sweep_places(results, sweep, ONE) for sweep in ("partitions", "ablations", "sub-tensor")]
-    planned = [part for part in places if isinstance(part, Results)]
-    if not planned:
+    lines: dict[tuple[str, str, tuple[tuple[str, str], ...]], dict[str, str]] = {}  # to {threshold: trial}
+    for member in results.members:
+        axes = dict(member.cell.axes)
+        if AXIS in axes:
+            threshold = axes.pop(AXIS)
+            key = (member.cell.sweep, str(member.cell.arm), tuple(axes.items()))
+            lines.setdefault(key, {})[threshold] = member.id
+    if not lines:
         return not_planned(results)
-    for part in planned:
-        frame = decisions(part)
-        for arm in arm_table("mor").lists["mixtures"]:
-            if arm not in found and len(rows := frame[frame["arm"] == arm]):
-                found[arm] = rows.assign(kind=rows["slot"].str.split(".").str[1].map(KINDS))
-    if not found:
-        return NoData("no decision was recorded: no trial has chosen between E4M3 and BF16 yet")
-    arms = [arm for arm in arm_table("mor").lists["mixtures"] if arm in found]
-    layers = sorted({int(layer) for rows in found.values() for layer in rows["block"].unique()})
-    of_tensor = {arm: rows.groupby(["part", "kind"])["fallback"].mean().to_dict() for arm, rows in found.items()}
-    of_layer = {arm: rows.groupby("block")["fallback"].mean().to_dict() for arm, rows in found.items()}
-    tensors = tuple(
-        HeatRow(f"{TITLES[part]} {kind}", np.array([of_tensor[arm].get((part, kind), math.nan) for arm in arms]))
-        for part in PARTS
-        for kind in KINDS.values()
-    )
-    by_layer = tuple(
-        HeatRow(f"layer {layer + 1}", np.array([of_layer[arm].get(layer, math.nan) for arm in arms]))
-        for layer in layers
-    )
+    shares: dict[str, list[Line]] = {}  # by model
+    changes: dict[str, list[Line]] = {}
+    for (sweep, arm, rest), trials in lines.items():
+        part, trial = results.of_sweep(sweep), results.plan.trials[next(iter(trials.values()))].trial
+        fallback = fallback_shares(tensors(part))
+        measures: dict[int, dict[float, Sequence[float]]] = {}
+        for text in trials:
+            where = {**dict(rest), AXIS: text}
+            both = sample(part, fallback, arm, where), paired(part, LOSS, arm, BASELINE, where)
+            for kind, data in enumerate(both):
+                if isinstance(data, Differences) and data.values:
+                    measures.setdefault(kind, {})[float(text)] = data.values
+        quantizer = Mixture.parse(trial.recipe.fprop.x).entries[0].quantizer
+        block, scaling = str(quantizer.block), str(quantizer.scaling)
+        label = f"{block.replace('x', '×')}, {SCALINGS.get(scaling, scaling)}"
+        colour = BLOCKS.index(block) if block in BLOCKS else len(BLOCKS)
+        style = replace(STYLES[list(SCALINGS).index(scaling) if scaling in SCALINGS else 3], colour=colour)
+        for kind, lists in enumerate((shares, changes)):
+            of_model = lists.setdefault(trial.model.name, [])
+            of_model += [line_of(measures[kind], style, label)] if kind in measures else []
+    if not any((*shares.values(), *changes.values())):
+        return NoData("no trial with a threshold is finished")
 
     def draw() -> Figure:
-        names = tuple(map(arm_table("mor").label, arms))
-        return heat_map_figure(
-            [
-                HeatMap(tensors, names, "Decisions for BF16, %", spell=_in_percent, columns_above=True),
-                HeatMap(by_layer, ("",) * len(arms), spell=_in_percent),
-            ]
-        )
+        words, x = "validation loss,\nchange from BF16, %", "threshold, %"
+        above = [
+            Panel(m, tuple(ls), (PAPERS,), y_label=SHARES, x_axis="percent", y_axis="percent", y_limits=(0, None))
+            for m, ls in shares.items()
+        ]
+        zero = (Rule(0, "text"), PAPERS)
+        below = [
+            Panel("", tuple(ls), zero, x_label=x, y_label=words, x_axis="percent", y_axis="change")
+            for ls in changes.values()
+        ]
+        rows = [[row[0], *(replace(one, y_label="") for one in row[1:])] for row in (above, below)]
+        return curve_figure(rows, height=4.4, sharex=True, sharey="row")
+
+    trials_shown = tuple(dict.fromkeys(m.id for m in results.members if AXIS in dict(m.cell.axes)))
+    notes = ("Means over seeds with 90 % intervals. Colours stand for blocks, dashes for scalings.",)
+    return FigureResult(draw, trials_shown, notes)
+
+
+# -------------------------------------------------------------------------------- by size
+
+RECIPES = ("ladder-block", "ladder-always-tensor", "ladder-always-block", "ladder-e5m2", "ladder-nvfp4")
+
+
+@figure("mor", "Figure D", "Recipes against the size of the model")
+def ladder(results: Results) -> Picture:
+    """Draw, by size of the model, each recipe's gradient error and increase of the loss, and MoR's decisions for BF16.
+
+    Probes measured these numbers at the end of a BF16 trunk of each size.
+    """
+    part = sweep_places(results, "ladder")
+    if not isinstance(part, Results):
+        return not_planned(results)
+    measures = {
+        "error of the gradient, %": (part.numbers("gradient_error"), RECIPES),
+        "increase of the loss, %": (part.numbers("increase_relative"), RECIPES),
+        SHARES: (fallback_shares(tensors(part)), RECIPES[:1]),
+    }
+    found: dict[str, dict[str, dict[float, list[float]]]] = {title: {} for title in measures}
+    for title, (numbers, arms) in measures.items():
+        for row in part.rows:
+            if row["arm"] in arms and row["state"] == State.DONE and row["id"] in numbers:
+                sizes = found[title].setdefault(row["arm"], {})
+                sizes.setdefault(row["parameters"] / 1e6, []).append(numbers[row["id"]])
+    if not any(found.values()):
+        return NoData("no probe of the ladder is finished")
+    last = (PaperMark(1 - NUMBERS["threshold-share"].value, STYLES[0]),)
+
+    def draw() -> Figure:
+        panels = [
+            Panel(
+                lines=tuple(
+                    line_of(sizes, STYLES[RECIPES.index(arm)], arm_table("mor").label(arm))
+                    for arm, sizes in arms.items()
+                ),
+                rules=(Rule(0, "text"),),
+                paper=last if title == SHARES else (),
+                x_label="parameters, M",
+                y_label=title,
+                x_axis="log",
+                y_axis="percent",
+                y_limits=(0 if title == SHARES else None, None),
+            )
+            for title, arms in found.items()
+        ]
+        return curve_figure([panels], height=2.6, paper="the paper's threshold")
 
     notes = (
-        "Share of decisions for BF16 in percent, mean over the branch and seeds; configuration 1. Empty cells: no "
-        "fallback, or no such tensor in the model. Two-way and Three-way decide for each block, the other arms for "
-        "each tensor.",
+        "Trunks have equally many tokens per parameter, and a learning rate that falls with the width. The hollow mark "
+        "is the share of tensors in BF16 for which the paper chose its threshold, at 8.5 B parameters.",
     )
-    return FigureResult(draw, tuple(dict.fromkeys(i for rows in found.values() for i in rows["id"])), notes)
-
-
-def _in_percent(value: float) -> str:
-    return f"{100 * value:.0f}" if value >= 0.0995 else f"{100 * value:.1f}" if value >= 0.0005 else "<0.1"
+    return FigureResult(draw, tuple(m.id for m in part.members if m.cell.arm in RECIPES), notes)

@@ -2,16 +2,15 @@
 
 A row of a map is the histogram of one tensor. Its label has the paper's names: the layer, counted from 1, then
 `linear_qkv`, `linear_proj`, `fc1` or `fc2`, then input, weight or gradient. The arm Channel quantizes the rows and the
-columns of a tensor separately, so its maps have a row for each direction. The label "rows" means the vectors along
-which fprop (inputs and weights) or dgrad (gradients) sums. The label "columns" means the vectors along which dgrad
-(weights) or wgrad (inputs and gradients) sums. Counts are summed over seeds. The paper's term mini-batch stands for one
-of our micro-batches.
+columns of a tensor separately, so its maps have a row for each: `rows` are the vectors along which fprop (inputs and
+weights) or dgrad (gradients) sums, `columns` those along which dgrad (weights) or wgrad (inputs and gradients) sums.
+Counts are summed over seeds; the observer has summed them over ranks. A mini-batch is one micro-batch of one rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,52 +27,35 @@ from fewbits.analysis.figures.theme import SMALL, theme
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
 from fewbits.analysis.studies.mor.tensors import (
+    DY,
+    DY_COLUMNS,
     EDGES,
     ONE,
     THRESHOLD,
     TITLES,
     TRUNK,
     TWO,
+    W_COLUMNS,
+    X_COLUMNS,
+    W,
+    X,
     counts,
     decisions,
 )
 from fewbits.sweeps.planning.store import State
 
-LINE = f"threshold, {100 * THRESHOLD:g} %"
-SHADES = "share of mini-batches in each row"
 ERROR = "mean relative error in E4M3, %"
 STEP = float(EDGES[1])  # the width of a bin
 BINS = (*("" if i % 4 else f"{100 * edge:.2g}" for i, edge in enumerate(EDGES[:-2])), f">{100 * EDGES[-2]:.3g}")
-draw_histograms = partial(heat_map_figure, key=SHADES, threshold=LINE)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A tensor of a linear layer, or one direction of a tensor (its rows or its columns), with its operand slot."""
-
-    label: str
-    slot: str
-
-
-INPUT, WEIGHT, GRADIENT = Kind("input", "fprop.x"), Kind("weight", "fprop.w"), Kind("grad", "dgrad.dy")
-FORWARD_APART = (
-    Kind("input rows", "fprop.x"),
-    Kind("input columns", "wgrad.x"),
-    Kind("weight rows", "fprop.w"),
-    Kind("weight columns", "dgrad.w"),
+draw_histograms = partial(
+    heat_map_figure, key="share of mini-batches in each row", threshold=f"threshold, {100 * THRESHOLD:g} %"
 )
-GRADIENTS_APART = (Kind("grad rows", "dgrad.dy"), Kind("grad columns", "wgrad.dy"))
 
-
-@dataclass(frozen=True)
-class ErrorMap:
-    """The description of a figure that shows errors of an arm's tensors in the last window of steps."""
-
-    id: str
-    arm: str
-    kinds: tuple[Kind, ...]
-    layers: Callable[[int], list[int]]  # returns the indices of the layers to show, given their number
-    where: Where  # values of the sweep's axes
+Kinds = dict[str, str]  # label of a tensor, or of one direction of it → operand slot
+Layers = Callable[[int], list[int]]  # returns the indices of the layers to show, given their number
+FORWARD, GRADIENT = {"input": X, "weight": W}, {"grad": DY}
+FORWARD_APART = {"input rows": X, "input columns": X_COLUMNS, "weight rows": W, "weight columns": W_COLUMNS}
+GRADIENTS_APART = {"grad rows": DY, "grad columns": DY_COLUMNS}
 
 
 def ends(layers: int, each: int) -> list[int]:
@@ -82,34 +64,33 @@ def ends(layers: int, each: int) -> list[int]:
 
 
 def spaced(layers: int, most: int) -> list[int]:
-    """Return the indices of at most `most` evenly spaced layers of a model, including the first and the last.
-
-    layers: the model's number of layers.
-    """
+    """Return the indices of at most `most` evenly spaced layers of a model, including the first and the last."""
     return sorted({round(i) for i in np.linspace(0, layers - 1, min(most, layers))})
 
 
-MAPS = (
-    ErrorMap("Figure 12", "block", (INPUT, WEIGHT), partial(ends, each=3), ONE),
-    ErrorMap("Figure 13", "block", (GRADIENT,), partial(ends, each=3), ONE),
-    ErrorMap("Figure 15", "block", (INPUT, WEIGHT), partial(ends, each=3), TWO),
-    ErrorMap("Figure 16", "block", (GRADIENT,), partial(ends, each=6), TWO),
-    ErrorMap("Figure 18", "channel", FORWARD_APART, lambda layers: list(range(min(layers, 2))), ONE),
-    ErrorMap("Figure 19", "channel", GRADIENTS_APART, partial(ends, each=4), ONE),
-)
-
-
-def error_map(results: Results, of: ErrorMap) -> Picture:
-    """Return the figure that `of` describes, or the reason why there are no data for it."""
-    frame = _last(results, of.arm, of.where)
+def error_map(results: Results, arm: str, where: Where, kinds: Kinds, layers: Layers) -> Picture:
+    """Return the figure of errors of an arm's tensors in the last window of steps, or the reason why there is none."""
+    frame = _last(results, arm, where)
     if not isinstance(frame, pd.DataFrame):
         return frame
-    rows = _rows(frame, of.layers(_layers(frame)), of.kinds)
-    return FigureResult(lambda: draw_histograms([_map(rows)]), _ids(frame), (_note(frame, of.arm),))
+    rows = _rows(frame, layers(_layers(frame)), kinds)
+    return FigureResult(lambda: draw_histograms([_map(rows)]), _ids(frame), (_note(frame, arm),))
 
 
-for _one in MAPS:
-    figure("mor", _one.id)(partial(error_map, of=_one))
+def _first_two(layers: int) -> list[int]:
+    return list(range(min(layers, 2)))
+
+
+_MAPS: tuple[tuple[str, str, Where, Kinds, Layers], ...] = (
+    ("Figure 12", "block", ONE, FORWARD, partial(ends, each=3)),
+    ("Figure 13", "block", ONE, GRADIENT, partial(ends, each=3)),
+    ("Figure 15", "block", TWO, FORWARD, partial(ends, each=3)),
+    ("Figure 16", "block", TWO, GRADIENT, partial(ends, each=6)),
+    ("Figure 18", "channel", ONE, FORWARD_APART, _first_two),
+    ("Figure 19", "channel", ONE, GRADIENTS_APART, partial(ends, each=4)),
+)
+for _id, _arm, _where, _kinds, _of in _MAPS:
+    figure("mor", _id)(partial(error_map, arm=_arm, where=_where, kinds=_kinds, layers=_of))
 
 
 @figure("mor", "Figure 11")
@@ -118,23 +99,20 @@ def annotated(results: Results) -> Picture:
     frame = _last(results, "block", ONE)
     if not isinstance(frame, pd.DataFrame):
         return frame
-    rows = _rows(frame, [0], (INPUT, WEIGHT, GRADIENT))
+    rows = _rows(frame, [0], FORWARD | GRADIENT)
 
     def draw() -> Figure:
         drawn = draw_histograms([_map(rows)], room=0.75)
-        axes = drawn.axes[0]
-        quiet, paper = theme().quiet, theme().background
-        box = {"boxstyle": "square,pad=0.15", "facecolor": paper, "edgecolor": "none"}
-        text: dict[str, Any] = {"fontsize": SMALL, "color": quiet, "va": "center", "bbox": box, "zorder": 5}
-        arrow = {"arrowstyle": "->", "color": quiet, "linewidth": 0.8}
-        right = 0.053 / STEP
+        box = {"boxstyle": "square,pad=0.15", "facecolor": theme().background, "edgecolor": "none"}
+        text: dict[str, Any] = {"fontsize": SMALL, "color": theme().quiet, "va": "center", "bbox": box, "zorder": 5}
+        arrow, right = {"arrowstyle": "->", "color": theme().quiet, "linewidth": 0.8}, 0.053 / STEP
         for words, at, y in (
-            ("right of the line: BF16", (0.0455 / STEP, 1.0), 1.0),
-            ("a row: one tensor,", (0.0255 / STEP, 4.0), 4.0),
-            ("the last bin is open", (len(BINS), 8.0), 8.0),
+            ("right of the line: BF16", 0.0455 / STEP, 1.0),
+            ("a row: one tensor,", 0.0255 / STEP, 4.0),
+            ("the last bin is open", len(BINS), 8.0),
         ):
-            axes.annotate(words, at, (right, y), arrowprops=arrow, **text)
-        axes.text(right, 5.0, "a count for each mini-batch", **text)
+            drawn.axes[0].annotate(words, (at, y), (right, y), arrowprops=arrow, **text)
+        drawn.axes[0].text(right, 5.0, "a count for each mini-batch", **text)
         return drawn
 
     return FigureResult(draw, _ids(frame), (_note(frame, "block"),))
@@ -153,17 +131,17 @@ def over_steps(results: Results) -> Picture:
     frame = frame[frame["arm"].isin((TRUNK, "block")) & (frame["block"] == 0)]
     if frame.empty:
         return NoData("no window of layer 1 was recorded, so there are no errors to show")
-    tensors = (("fc2 input", "down", INPUT), ("fc1 grad", "up", GRADIENT), ("linear_qkv grad", "qkv", GRADIENT))
-    steps = sorted(frame["line_step"].unique())
+    steps = spaced_steps(sorted(frame["line_step"].unique()))
     arms = frame.groupby("line_step")["arm"].first()
 
-    def rows(part_name: str, kind: Kind) -> list[HeatRow]:
-        of = frame[(frame["part"] == part_name) & (frame["slot"] == kind.slot)]
+    def rows(part_name: str, slot: str) -> list[HeatRow]:
+        of = frame[(frame["part"] == part_name) & (frame["slot"] == slot)]
         groups = {step: "BF16 trunk" if arms[step] == TRUNK else "Block" for step in steps}
-        return [histogram_row(f"{step}", counts(of[of["line_step"] == step]), groups[step]) for step in steps]
+        return [histogram_row(f"{step:,}", counts(of[of["line_step"] == step]), groups[step]) for step in steps]
 
     def draw() -> Figure:
-        maps = [replace(_map(rows(layer, kind), title), x_label="") for title, layer, kind in tensors]
+        shown = (("fc2 input", "down", X), ("fc1 grad", "up", DY), ("linear_qkv grad", "qkv", DY))
+        maps = [replace(_map(rows(layer, slot), title), x_label="") for title, layer, slot in shown]
         maps[1] = replace(maps[1], x_label=ERROR)
         drawn = draw_histograms(maps, beside=True)
         options: Any = {"fontsize": SMALL, "color": theme().quiet, "xycoords": "axes fraction", "ha": "right"}
@@ -172,6 +150,11 @@ def over_steps(results: Results) -> Picture:
 
     notes = ("Layer 1. The trunk quantizes nothing; its errors are the errors that E4M3 would have had.",)
     return FigureResult(draw, _ids(frame), notes + _seeds(frame))
+
+
+def spaced_steps(steps: Sequence[int], most: int = 40) -> list[int]:
+    """Return at most `most` of these steps, evenly spaced, including the first and the last."""
+    return [steps[i] for i in spaced(len(steps), most)]
 
 
 @figure("mor", "Figure 17")
@@ -184,24 +167,17 @@ def beside_block(results: Results) -> Picture:
     first = frames["tensor"]
     if not isinstance(first, pd.DataFrame):
         return first
-    named = (("down", INPUT), ("qkv", GRADIENT), ("up", GRADIENT))
+    named: tuple[tuple[str, Kinds], ...] = (("down", {"input": X}), ("qkv", GRADIENT), ("up", GRADIENT))
     found = {arm: frame for arm, frame in frames.items() if isinstance(frame, pd.DataFrame)}
+    layers = spaced(_layers(first), 8)
     rows = {
-        arm: [
-            row
-            for layer in spaced(_layers(first), 8)
-            for part, kind in named
-            for row in _rows(frame, [layer], (kind,), (part,))
-        ]
+        arm: [row for layer in layers for part, kind in named for row in _rows(frame, [layer], kind, (part,))]
         for arm, frame in found.items()
     }
 
     def draw() -> Figure:
-        label = ERROR if len(rows) == 1 else "relative error, %"
-        maps = [
-            replace(_map(lines, f"{arm_table('mor').label(arm)} partition"), x_label=label)
-            for arm, lines in rows.items()
-        ]
+        label, title = ERROR if len(rows) == 1 else "relative error, %", arm_table("mor").label
+        maps = [replace(_map(lines, f"{title(arm)} partition"), x_label=label) for arm, lines in rows.items()]
         return draw_histograms(maps, beside=True)
 
     notes = (_note(first, "tensor"), "The right panel has the same tensors with block partition.")
@@ -218,13 +194,10 @@ def _map(rows: Sequence[HeatRow], title: str = "") -> HeatMap:
 def _last(results: Results, arm: str, where: Where) -> pd.DataFrame | NoData | NotPlanned:
     """Return the rows of `tensors.decisions` of an arm's finished trials, in their last window of steps.
 
-    where: the values of the axes of the sweep `partitions` that select the trials. Return NotPlanned if the arm is not
-    run at this scale, and NoData if none of its finished trials has recorded errors.
+    where: the values of the axes of the sweep `partitions` that select the trials.
     """
     part = sweep_places(results, "partitions", where)
-    if isinstance(part, NotPlanned):
-        return part
-    if not part.has(arm):
+    if isinstance(part, NotPlanned) or not part.has(arm):
         return not_planned(results)
     frame = decisions(part)
     frame = last_windows(frame[(frame["arm"] == arm) & (frame["state"] == State.DONE)])
@@ -232,9 +205,7 @@ def _last(results: Results, arm: str, where: Where) -> pd.DataFrame | NoData | N
     return NoData(f"no trial of {label} is done and has recorded errors") if frame.empty else frame
 
 
-def _rows(
-    frame: pd.DataFrame, layers: Iterable[int], kinds: Sequence[Kind], parts: Sequence[str] = ()
-) -> list[HeatRow]:
+def _rows(frame: pd.DataFrame, layers: Iterable[int], kinds: Kinds, parts: Sequence[str] = ()) -> list[HeatRow]:
     """Return a histogram for each combination of these layers, parts and kinds of tensors.
 
     frame: rows of the table `tensors.decisions`. layers: the layers' indices, counted from 0. parts: parts of a layer,
@@ -244,9 +215,9 @@ def _rows(
     for layer in layers:
         of = frame[frame["block"] == layer]
         for part in parts or [p for p in TITLES if p in set(of["part"])]:
-            for kind in kinds:
-                rows = of[(of["part"] == part) & (of["slot"] == kind.slot)]
-                found.append(histogram_row(f"{TITLES[part]} {kind.label}", counts(rows), f"layer {layer + 1}"))
+            for label, slot in kinds.items():
+                rows = of[(of["part"] == part) & (of["slot"] == slot)]
+                found.append(histogram_row(f"{TITLES[part]} {label}", counts(rows), f"layer {layer + 1}"))
     return found
 
 
@@ -259,15 +230,12 @@ def _ids(frame: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _seeds(frame: pd.DataFrame) -> tuple[str, ...]:
-    seeds = sorted(frame["seed"].unique())
-    return (f"Counts are summed over {len(seeds)} seeds.",) if len(seeds) > 1 else ("One seed.",)
+    seeds = frame["seed"].nunique()
+    return (f"Counts are summed over {seeds} seeds.",) if seeds > 1 else ("One seed.",)
 
 
 def _note(frame: pd.DataFrame, arm: str) -> str:
-    """Return a note with the arm, the number of mini-batches that a heat map's row counts, and the number of seeds.
-
-    frame: the result of `_last` for this arm.
-    """
+    """Return a note with the arm, the number of mini-batches that a heat map's row counts, and the number of seeds."""
     batches = int(frame.groupby(["layer", "slot"])["batches"].sum().max())
-    (seeds,) = _seeds(frame)
-    return f"{arm_table('mor').label(arm)}, the last window: {batches} mini-batches per row. {seeds}"
+    label, (seeds,) = arm_table("mor").label(arm), _seeds(frame)
+    return f"{label}, the last window: {batches:,} mini-batches (micro-batches of all ranks) per row. {seeds}"

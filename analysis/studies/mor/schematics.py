@@ -1,31 +1,145 @@
-"""Draw how MoR scales, chooses formats and rounds (Figures 2 to 4), with our kernels on small random tensors.
+"""Draw MoR's Figures 1 to 4: a trained block with its formats, and how MoR scales, chooses formats and rounds.
 
-The tensors come from fixed seeds; they are not trained. Their magnitudes are log-normal (with heavy tails), because all
-decisions would be the same for normally distributed values.
+The tensors of Figures 2 to 4 are random, from fixed seeds. Their magnitudes are log-normal (with heavy tails), because
+all decisions would be the same for normally distributed values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
+from torch import Tensor, nn
 
-from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.figures.drawing import BF16, E4M3, E5M2, FORMATS, POINTS, Drawing
+from fewbits.analysis.engine.results.data import NotPlanned
+from fewbits.analysis.engine.results.frames import Results, last_windows
+from fewbits.analysis.engine.results.places import sweep_places
+from fewbits.analysis.figures.drawing import BF16, E4M3, E5M2, FORMATS, POINTS, TEXT, Drawing
 from fewbits.analysis.figures.theme import shades, theme
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
-from fewbits.analysis.studies.mor.tensors import THRESHOLD
+from fewbits.analysis.studies.mor.tensors import DY, ONE, THRESHOLD, TITLES, W, X, decisions, share
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize, mix
 from fewbits.kernels.packed import encode
 from fewbits.kernels.quantizer import Mixture, Quantizer
+from fewbits.models.networks.decoder import DecoderConfig
+from fewbits.models.networks.layers import Linear
+from fewbits.models.networks.registry import on_meta
+from fewbits.sweeps.planning.store import State
 
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+# -------------------------------------------------------------------------------- Figure 1
+
+# The label of the operation before the last linear layer of a block's branch (attention or feed-forward network), by
+# the branch's name or, for a feed-forward network, by its activation.
+BETWEEN = {"attention": "causal attention", "relu2": "squared ReLU", "gelu": "GELU", "swiglu": "SiLU × gate"}
+TENSORS = ((184.0, "input x", X), (257.0, "weight w", W), (330.0, "gradient dy", DY))  # left edge, heading, slot
+HEIGHT, LEFT, WIDTH, CHIP = 25.0, 22.0, 150.0, 68.0  # in points: a step's row, the box of a step, the box of a tensor
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a transformer block as the figure shows it: a linear layer or another operation."""
+
+    words: str  # the label
+    part: str | None = None  # for a linear layer only: the name of the part, such as qkv
+    shape: str = ""  # for a linear layer only, for example "64 → 192"
+    joins: bool = False  # whether the step adds the output of attention or FFN to the residual stream
+
+
+@figure("mor", "Figure 1")
+def figure_1(results: Results) -> Picture:
+    """Draw the Transformer block with the largest share of fallbacks, with the error and decision of each tensor.
+
+    The numbers are from the last window of steps of the finished trials of the arm Block. If there are none, the first
+    block is drawn without numbers.
+    """
+    part = sweep_places(results, "partitions", ONE)
+    if isinstance(part, NotPlanned):
+        return part
+    frame = decisions(part)
+    frame, block = last_windows(frame[(frame["arm"] == "block") & (frame["state"] == State.DONE)]), 0
+    if not frame.empty:
+        shares = share(frame, ["block"])
+        block = int(shares["block"].iloc[shares["value"].argmax()])
+    model = results.plan.trials[part.members[0].id].trial.model
+    steps, of = list(block_steps(model, block)), frame[frame["block"] == block]
+
+    def draw() -> Figure:
+        drawing, branch = Drawing(HEIGHT * len(steps) + 38), 0
+        drawing.format_key((E4M3, BF16), drawing.height - 14)
+        for x, words, _ in TENSORS:
+            drawing.text(x + CHIP / 2, drawing.height - 14, words, at="center", quiet=True)
+        for i, step in enumerate(steps):
+            y = drawing.height - 46 - HEIGHT * i
+            _draw_step(drawing, step, y, of, first=i == 0)
+            if step.joins:  # draw the residual stream: a line from above the branch's norm to the addition
+                start = y + HEIGHT * (i - branch) + 13
+                drawing.line([LEFT + WIDTH / 2, 8, 8, LEFT + WIDTH / 2 - 6], [start, start, y, y])
+                branch = i + 1
+        return drawing.figure
+
+    numbers = "Last window of Block; the layer with most fallbacks." if len(of) else "No finished run has decisions."
+    note = (
+        f"Layer {block + 1} of {model.name} with {load_recipe('mor/block').fprop.x}: mean relative error in E4M3 and, "
+        f"if decisions differ, the share of mini-batches in which the tensor stayed in BF16. {numbers}"
+    )
+    return FigureResult(draw, tuple(dict.fromkeys(of["id"])), (note,))
+
+
+def block_steps(config: DecoderConfig, block: int) -> Iterator[Step]:
+    """Yield the steps of one block of this model, from top to bottom. block: its index."""
+    module = on_meta(config).blocks[block]
+    assert isinstance(module, nn.Module)
+    for branch in module.branches:  # type: ignore[union-attr]
+        yield Step(type(getattr(module, f"{branch}_norm")).__name__)
+        linears = [m for m in getattr(module, branch).modules() if isinstance(m, Linear)]
+        for i, linear in enumerate(linears):
+            if i == len(linears) - 1:
+                yield Step(BETWEEN[branch if branch in BETWEEN else config.activation])
+            yield Step(TITLES[str(linear.part)], str(linear.part), f"{linear.in_features} → {linear.out_features}")
+        yield Step("+", joins=True)
+
+
+def _draw_step(drawing: Drawing, step: Step, y: float, frame: pd.DataFrame, *, first: bool) -> None:
+    middle = LEFT + WIDTH / 2
+    if not first:
+        drawing.arrow((middle, y + 17), (middle, y + 9))
+    if step.joins:
+        drawing.text(middle, y, "⊕", at="center", size=TEXT + 3)
+    elif step.part is None:
+        drawing.box(LEFT, y - 9, WIDTH, 18, step.words, edge="grid", quiet=True)
+    else:
+        drawing.box(LEFT, y - 9, WIDTH, 18, edge="text")
+        drawing.text(LEFT + 6, y, step.words, bold=True)
+        drawing.text(LEFT + WIDTH - 6, y, step.shape, at="right")
+        for x, _, slot in TENSORS:
+            _draw_decision(drawing, x, y, frame[(frame["part"] == step.part) & (frame["slot"] == slot)])
+
+
+def _draw_decision(drawing: Drawing, x: float, y: float, rows: pd.DataFrame) -> None:
+    """Draw a tensor's box with its mean relative error; the colours show the shares of mini-batches in each format.
+
+    rows: the tensor's rows of the table `tensors.decisions`; without rows, the box is empty.
+    """
+    if rows.empty:
+        drawing.box(x, y - 9, CHIP, 18, edge="grid")
+        return
+    error, fallback = (float(np.average(rows[name], weights=rows["batches"])) for name in ("error", "fallback"))
+    most, other = (BF16, E4M3) if fallback > 0.5 else (E4M3, BF16)
+    rest = min(fallback, 1 - fallback)
+    drawing.box(x, y - 9, CHIP, 18, fill=theme().formats[most])
+    if rest > 0:
+        drawing.box(x + CHIP * (1 - rest), y - 9, CHIP * rest, 18, fill=theme().formats[other])
+    words = f"{100 * error:.2f} %" + (f" · {100 * fallback:.0f} %" if rest > 0 else "")
+    drawing.text(x + CHIP / 2, y, words, at="center", zorder=3)
 
 
 # -------------------------------------------------------------------------------- Figure 2
@@ -39,25 +153,21 @@ HEADS = ("log |x|", "scale over m", "error of E4M3", "one decision")
 def figure_2(results: Results) -> Picture:
     """Draw GAM's exponents, the errors and the decision for one small tensor, with three partitions into blocks."""
     x = heavy_tailed(8, 8, deviation=4.0, seed=0)
-    partitions = {"tensor": "tensor", "block, 4×4": "4x4", "channel": "channel"}
 
     def draw() -> Figure:
-        drawing = Drawing(396)
-        amax, mantissa, exponent = group_scale(x)
+        drawing, (amax, mantissa, exponent) = Drawing(396), group_scale(x)
         top = drawing.height - 14
         drawing.text(8, top, f"max |x| = {amax:.4g}")
         drawing.text(POINTS / 2, top, f"448 / max |x| = {mantissa:.4f} · {power_of_two(exponent)}", at="center")
         drawing.text(POINTS - 8, top, f"kept for all: m = {mantissa:.4f}", at="right", bold=True)
         for left, words in zip(MAPS, HEADS, strict=True):
             drawing.text(left + SIDE / 2, top - 20, words, at="center", quiet=True)
-        for i, (name, block) in enumerate(partitions.items()):
+        for i, (name, block) in enumerate((("tensor", "tensor"), ("block, 4×4", "4x4"), ("channel", "channel"))):
             _partition(drawing, x, name, block, top - 50 - i * 116)
         return drawing.figure
 
-    notes = (
-        "An 8×8 tensor made for this figure, with log-normal magnitudes; larger magnitudes have a stronger colour.",
-    )
-    return FigureResult(draw, (), notes)
+    note = "An 8×8 tensor made for this figure, with log-normal magnitudes; larger magnitudes have a stronger colour."
+    return FigureResult(draw, (), (note,))
 
 
 def group_scale(x: Tensor) -> tuple[float, float, int]:
@@ -73,8 +183,7 @@ def _partition(drawing: Drawing, x: Tensor, name: str, block: str, top: float) -
 
     name: the partition's label. block: its spelling in a quantizer. top: the upper edge of the maps.
     """
-    cell = SIDE / x.shape[0]
-    quantizer = Quantizer.parse(f"e4m3:{block}:gam")
+    cell, quantizer = SIDE / x.shape[0], Quantizer.parse(f"e4m3:{block}:gam")
     rows, columns = quantizer.block.resolve(x.shape)
     packed = encode(x, quantizer)
     assert packed.scales is not None
@@ -111,8 +220,7 @@ def figure_3(results: Results) -> Picture:
     """
     mixture = Mixture.parse(load_recipe("mor/three-way").fprop.x)
     rows, inner, columns = 3, 4, 3
-    a = choices(rows, inner, mixture, seed=1)
-    b = choices(inner, columns, mixture, seed=2)
+    a, b = choices(rows, inner, mixture, seed=1), choices(inner, columns, mixture, seed=2)
     promoted = np.maximum(a[:, :, None], b[None, :, :])  # (rows, inner, columns): the wider of the two formats
 
     def draw() -> Figure:
@@ -141,9 +249,8 @@ def figure_3(results: Results) -> Picture:
 
     parts = ", ".join(f"{(promoted == i).mean():.0%} in {name}" for i, name in enumerate(FORMATS))
     notes = (
-        f"Decisions of {mixture} for tensors made for this figure. The spread of magnitudes differs between their "
-        "128×128 blocks.",
-        f"Shares of the {promoted.size} block products: {parts}.",
+        f"Decisions of {mixture} for tensors made for this figure, whose 128×128 blocks differ in the spread of their "
+        f"magnitudes. Shares of the {promoted.size} block products: {parts}.",
     )
     return FigureResult(draw, (), notes)
 
@@ -156,21 +263,14 @@ def choices(rows: int, columns: int, mixture: Mixture, seed: int) -> np.ndarray:
     generator = torch.Generator().manual_seed(seed)
     spread = 2.4 + 1.4 * torch.randn(rows, columns, generator=generator)
     deviation = spread.abs().repeat_interleave(128, 0).repeat_interleave(128, 1)
-    x = _lognormal(128 * rows, 128 * columns, deviation, generator)
-    return mix(x, mixture)[1].numpy().astype(int)
+    return mix(_lognormal(128 * rows, 128 * columns, deviation, generator), mixture)[1].numpy().astype(int)
 
 
 # -------------------------------------------------------------------------------- Figure 4
 
 STATIONS = (  # the labels of the steps of fake quantization, from top to bottom
-    "x in BF16",
-    "times the scale",
-    "cast: E4M3's code",
-    "its value",
-    "over the scale, FP32",
-    "again in BF16",
-    "error before, %",
-    "error after, %",
+    *("x in BF16", "times the scale", "cast: E4M3's code", "its value", "over the scale, FP32", "again in BF16"),
+    *("error before, %", "error after, %"),
 )
 FP32, AGAIN = 4, 5  # the indices of the steps before and after the second rounding
 
@@ -202,25 +302,21 @@ def figure_4(results: Results) -> Picture:
             drawing.box(start + 2, 6, 3 * column - 4, drawing.height - 14, edge="grid")
             words = f"{scaling}: scale {one.scale:.6g}"
             drawing.text(start + 1.5 * column, drawing.height - 20, words, at="center", bold=True)
-            for i, values in enumerate(one.stations):
-                for j, text in enumerate(values):
-                    moved = i == AGAIN and one.moved(j)
-                    colour = theme().line if moved else ""
-                    x0 = start + (j + 0.5) * column
-                    drawing.text(x0, first - i * step, text, at="center", bold=moved, color=colour, zorder=3)
+            for i, j in np.ndindex(len(one.stations), 3):
+                moved = i == AGAIN and one.moved(j)
+                options: dict[str, Any] = {"at": "center", "bold": moved, "color": theme().line if moved else ""}
+                drawing.text(start + (j + 0.5) * column, first - i * step, one.stations[i][j], **options)
         for i, words in enumerate(STATIONS):
-            y = first - i * step
-            drawing.text(left - 8, y, words, at="right", quiet=True)
+            drawing.text(left - 8, first - i * step, words, at="right", quiet=True)
             if i < AGAIN:
-                drawing.arrow((12, y - 4), (12, y - step + 5))
+                drawing.arrow((12, first - i * step - 4), (12, first - (i + 1) * step + 5))
         drawing.line([4, POINTS - 4], [first - (AGAIN + 0.5) * step] * 2)
         return drawing.figure
 
-    moved = sum(map(flows["GAM"].moved, range(3)))
     notes = (
         "Three values of a small block. Dividing values of E4M3 by a power of two is exact in BF16. Dividing them by "
         "GAM's scale gives numbers with more bits than BF16 has, so they are rounded a second time "
-        f"({moved} of 3 change here).",
+        f"({sum(map(flows['GAM'].moved, range(3)))} of 3 change here).",
     )
     return FigureResult(draw, (), notes)
 
@@ -234,27 +330,15 @@ def flow(x: Tensor, spelling: str) -> Flow:
     quantizer = Quantizer.parse(spelling)
     packed = encode(x, quantizer)
     assert packed.scales is not None
-    code = int(packed.scales.flatten()[1])
+    code, group = int(packed.scales.flatten()[1]), packed.group_scales
     # GAM stores the exponent of the encoding factor, E8M0 that of the decoding factor
-    scale = (
-        2.0 ** (code - 127) * float(packed.group_scales[0]) if packed.group_scales is not None else 2.0 ** (127 - code)
-    )
+    scale = 2.0 ** (127 - code) if group is None else 2.0 ** (code - 127) * float(group[0])
     values, codes = x[1, :3].float(), packed.codes[1, :3].tolist()
     wide, back = fake_quantize(x.float(), quantizer)[1, :3], fake_quantize(x, quantizer)[1, :3].float()
-    numbers: tuple[tuple[Sequence[float], Callable[[float], str]], ...] = (
-        (values.tolist(), _short),
-        ((values * scale).tolist(), _short),
-        (codes, lambda n: f"0x{int(n):02x}"),
-        ([quantizer.format.decode(n) for n in codes], _short),
-        (wide.tolist(), _short),
-        (back.tolist(), _short),
-        ((100 * (wide - values) / values).abs().tolist(), lambda v: f"{v:.3f}"),
-        ((100 * (back - values) / values).abs().tolist(), lambda v: f"{v:.3f}"),
-    )
-    return Flow(scale, tuple(tuple(spell(v) for v in row) for row, spell in numbers))
-
-
-# -------------------------------------------------------------------------------- details
+    numbers = (values, values * scale, [quantizer.format.decode(n) for n in codes], wide, back)
+    texts = [tuple(f"{float(n):.5g}".replace("-", "−") for n in row) for row in numbers]
+    errors = [tuple(f"{float(n):.3f}" for n in (100 * (found - values) / values).abs()) for found in (wide, back)]
+    return Flow(scale, (*texts[:2], tuple(f"0x{code:02x}" for code in codes), *texts[2:], *errors))
 
 
 def heavy_tailed(rows: int, columns: int, *, deviation: float, seed: int) -> Tensor:
@@ -273,7 +357,3 @@ def _lognormal(rows: int, columns: int, deviation: float | Tensor, generator: to
 def power_of_two(exponent: int) -> str:
     """Return 2 to this exponent as text with a superscript, for example 2⁻³."""
     return "2" + str(exponent).translate(SUPERSCRIPTS)
-
-
-def _short(value: float) -> str:
-    return f"{value:.5g}".replace("-", "−")

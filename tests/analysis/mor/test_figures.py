@@ -17,7 +17,7 @@ from fewbits.analysis.figures.theme import THEMES, WIDTH, theme, themed
 from fewbits.analysis.report.declared import declared
 from fewbits.analysis.report.items import FigureResult, MakeFigure
 from fewbits.analysis.report.registry import Entry, study_registry
-from fewbits.analysis.studies.mor import block_diagram, schematics
+from fewbits.analysis.studies.mor import schematics
 from fewbits.analysis.studies.mor.tensors import ONE, TITLES
 from fewbits.analysis.tables.comparing import compare
 from fewbits.sweeps.planning.plan import Plan, plan
@@ -125,10 +125,6 @@ def test_a_figure_of_which_a_scale_runs_only_the_baseline_or_only_arms_is_not_ru
     assert isinstance(FIGURES["Figure 5"].make(results), NoData)
 
 
-def test_the_maps_of_fallbacks_are_not_run_at_a_scale_without_their_sweeps(thresholds: Results) -> None:
-    assert FIGURES["Figure C"].make(thresholds) == NotPlanned("not run at this scale (questions)")
-
-
 def plan_has(plan: Plan, sweep: str, arm: str, configuration: str) -> bool:
     cells = (member.cell for member in plan.members)
     return any((c.sweep, c.arm, dict(c.axes)) == (sweep, arm, {"configuration": configuration}) for c in cells)
@@ -225,7 +221,7 @@ def test_schematics_show_what_the_kernels_compute() -> None:
 
 def test_a_block_is_drawn_as_its_model_is_built(every: Plan) -> None:
     trial = every.trials[every.members[0].id].trial
-    stations = [step.words for step in block_diagram.block_steps(trial.model, 0)]
+    stations = [step.words for step in schematics.block_steps(trial.model, 0)]
     norm = stations[0]
     assert stations == [
         norm, "linear_qkv", "causal attention", "linear_proj", "+", norm, "fc1", "squared ReLU", "fc2", "+"
