@@ -1,4 +1,4 @@
-"""Check claims about NVFP4's arithmetic (N12, N24, N25) with our own kernels, each time a report is made.
+"""Check claims about NVFP4's arithmetic (N12, N24, N25) and layers (N26) with our own kernels and models.
 
 Two findings of our own concern the same kernels: stochastic rounding is biased where a block's scale was rounded down
 (S1), and the Hadamard transform raises the squared error of tensors with outliers (S2). Values are normally
@@ -9,7 +9,7 @@ that their own errors are negligible.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 
@@ -19,11 +19,16 @@ from torch import Tensor
 from fewbits.analysis.engine.claims.hooks import exact
 from fewbits.analysis.engine.results.data import Exact
 from fewbits.analysis.engine.results.paper import paper
+from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.packed import encode
 from fewbits.kernels.quantizer import HADAMARD_SIZES, Quantizer
 from fewbits.kernels.reference.elements import values_of
 from fewbits.kernels.reference.rotation import hadamard, hadamard_signs, rotate
+from fewbits.models.networks.presets import MODELS
+from fewbits.models.networks.registry import on_meta
+from fewbits.models.quantize import keep, linear_layers
+from fewbits.models.recipe import Keep
 
 NVFP4, MXFP4 = "e2m1:1x16:nvfp4", "e2m1:1x32:e8m0"
 SIDE = 1024
@@ -109,21 +114,9 @@ def _errors_at_maxima(x: Tensor, y: Tensor, size: int) -> Tensor:
     return (back.gather(1, place) / blocks.gather(1, place) - 1).abs().double().flatten()
 
 
-@dataclass(frozen=True)
-class Magnitudes:
-    """Magnitudes of E2M1 to which a quantizer rounds scaled values (see `magnitudes_of_example`)."""
-
-    magnitudes: tuple[float, ...]  # the used magnitudes without the scale, in ascending order
-
-    @property
-    def binades(self) -> float:
-        """log2 of the ratio of the greatest magnitude to the least nonzero magnitude."""
-        return math.log2(self.magnitudes[-1] / min(m for m in self.magnitudes if m))
-
-
 @cache
-def magnitudes_of_example(spec: str) -> Magnitudes:
-    """Return the magnitudes of E2M1 to which a quantizer rounds the scaled values of the paper's example.
+def magnitudes_of_example(spec: str) -> tuple[float, ...]:
+    """Return the magnitudes of E2M1 to which a quantizer rounds the scaled values of the paper's example, ascending.
 
     In the example, each block has values from 0 to 3 + δ, with a small δ. spec: the quantizer, as text.
     """
@@ -133,31 +126,34 @@ def magnitudes_of_example(spec: str) -> Magnitudes:
     packed = encode(x, spec)
     codes = torch.stack((packed.codes & 0xF, packed.codes >> 4))
     grid = values_of(torch.arange(16), packed.quantizer.format).abs()
-    return Magnitudes(tuple(sorted({float(value) for value in grid[codes.long()].flatten()})))
+    return tuple(sorted({float(value) for value in grid[codes.long()].flatten()}))
+
+
+def _binades(magnitudes: tuple[float, ...]) -> float:
+    return math.log2(magnitudes[-1] / min(m for m in magnitudes if m))
 
 
 @exact("nvfp4", "N24")
 def n24() -> Exact:
-    """Check for NVFP4 that the errors of blocks' greatest values do not exceed E4M3's largest rounding error.
+    """Check NVFP4's errors at blocks' greatest values, their share of all values, and the paper's example.
 
-    The claim also requires that the share of blocks' greatest values among all values is at least the paper's, that
-    some of MXFP4's errors exceed E4M3's largest one, and that in the paper's example (see `magnitudes_of_example`) the
-    greatest magnitudes of E2M1 are 4 and 6 with NVFP4, and 3 with MXFP4.
+    The errors may not exceed E4M3's largest rounding error, as some of MXFP4's do. In the example, the greatest
+    magnitudes of E2M1 are 4 and 6 with NVFP4, and 3 with MXFP4.
     """
     least = paper("nvfp4").numbers["near-fp8"].value
     nv, mx, nv_used, mx_used = maxima(NVFP4), maxima(MXFP4), magnitudes_of_example(NVFP4), magnitudes_of_example(MXFP4)
     holds = (
         nv.share >= least
         and nv.most <= E4M3_HALF_STEP * (1 + 2**-20) < mx.most
-        and nv_used.magnitudes[-2:] == (4.0, 6.0)
-        and mx_used.magnitudes[-1] == 3.0
+        and nv_used[-2:] == (4.0, 6.0)
+        and mx_used[-1] == 3.0
     )
     what = (
         f"the greatest value of a block, one in {round(1 / nv.share)}, has an error of at most {nv.most:.2%} "
         f"({nv.mean:.2%} on average for normally distributed values), E4M3 itself of at most {E4M3_HALF_STEP:.2%}, "
         f"MXFP4 of at most {mx.most:.1%} ({mx.mean:.2%} on average); in a block up to 3 + δ MXFP4 uses "
-        f"{mx_used.binades:.2f} binades, "
-        f"up to ±{mx_used.magnitudes[-1]:g}, and NVFP4 {nv_used.binades:.2f}, up to ±{nv_used.magnitudes[-1]:g}"
+        f"{_binades(mx_used):.2f} binades, up to ±{mx_used[-1]:g}, and NVFP4 {_binades(nv_used):.2f}, up to "
+        f"±{nv_used[-1]:g}"
     )
     return Exact(holds, what, ("for blocks whose scale is a normal E4M3 number",))
 
@@ -167,12 +163,11 @@ def n24() -> Exact:
 
 @cache
 def products() -> tuple[float, float, int]:
-    """Return how much a product changes if both operands are rotated: two distances, and the number of tested cases.
+    """Return how much a product changes if a Hadamard transform rotates both operands, and the number of cases.
 
-    To rotate means to apply a Hadamard transform. A distance is the greatest ‖rotated product − product‖ / ‖product‖
-    over the cases: first for operands rotated in FP64, then for operands that the training kernel rotates in FP32.
-    Products are computed in FP64. The operands are like those of Wgrad, which sums over tokens. The cases are all sizes
-    of the transform, with and without random signs.
+    Two distances, each the greatest ‖rotated product − product‖ / ‖product‖ over all sizes of the transform, with and
+    without random signs: for operands rotated in FP64, and for operands that the training kernel rotates in FP32.
+    Products are computed in FP64. The operands are like those of Wgrad, which sums over tokens.
     """
     dy, x = normal(1)[:256, :48].t(), normal(2)[:256, :64].t()
     plain = dy.double() @ x.double().t()
@@ -199,16 +194,43 @@ def _apart(found: Tensor, expected: Tensor) -> float:
 
 @exact("nvfp4", "N25")
 def n25() -> Exact:
-    """Check that a Hadamard transform of both operands changes a product only by a few rounding errors of FP64 or FP32.
-
-    The transform is computed in FP64, or by the kernel in FP32.
-    """
     double, single, cases = products()
     what = (
         f"in {cases} cases of sizes and signs the products differ by at most {double:.1e} of their norm in FP64, and "
         f"by at most {single:.1e} if the kernel rotates in FP32, whose rounding error is up to {SPACING:.1e}"
     )
     return Exact(double < 2.0**-48 and single < 16 * SPACING, what)
+
+
+# -------------------------------------------------------------------------------- N26
+
+
+@cache
+def kept(model: str, first: int, last: int) -> tuple[int, int]:
+    """Return how many linear layers of a preset NVFP4's recipe keeps in BF16, and the number of all linear layers.
+
+    first, last: how many blocks at the start and at the end of the model stay in BF16.
+    """
+    found = list(linear_layers(on_meta(MODELS[model])))
+    recipe = replace(load_recipe("nvfp4"), keep=Keep(first=first, last=last))
+    return len(keep(recipe, found, 1 + max(layer.block for layer in found))), len(found)
+
+
+@exact("nvfp4", "N26")
+def n26() -> Exact:
+    """Check that the shares of layers in BF16, rounded to whole percent, are those that the paper states.
+
+    In the paper, the linear layers of the first two and the last eight blocks of the 12B model are in BF16, and of the
+    8B model those of the last eight blocks.
+    """
+    found = {"12B": kept("hybrid-12b", 2, 8), "8B": kept("hybrid-8b", 0, 8)}
+    stated = {name: paper("nvfp4").numbers[f"kept-{name.lower()}"].value for name in found}
+    holds = all(abs(of / layers - stated[name]) < 0.005 for name, (of, layers) in found.items())
+    words = (
+        f"{name} {of} of {layers}, {of / layers:.1%} (the paper: {stated[name]:.0%})"
+        for name, (of, layers) in found.items()
+    )
+    return Exact(holds, "; ".join(words))
 
 
 # -------------------------------------------------------------------------------- findings of our own
@@ -276,15 +298,11 @@ def s1() -> Exact:
 
 @dataclass(frozen=True)
 class Turned:
-    """Three quantities of a tensor with outliers; each pair has the number without and with the Hadamard transform.
+    """Three quantities of a tensor with outliers; each pair has the number without and with the Hadamard transform."""
 
-    The quantities are the mean over blocks of (greatest magnitude / root mean square) before quantization, the share of
-    zeros after quantization, and the relative squared error of the quantization.
-    """
-
-    crest: tuple[float, float]  # the mean over blocks of (greatest magnitude / root mean square)
+    crest: tuple[float, float]  # the mean over blocks of (greatest magnitude / root mean square) before quantization
     zeros: tuple[float, float]  # the share of values that become zero
-    error: tuple[float, float]  # the relative squared error
+    error: tuple[float, float]  # the relative squared error of the quantization
 
 
 @cache

@@ -7,7 +7,7 @@ the GEMMs read, after all caches, casts and views; nothing is computed again for
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -74,20 +74,15 @@ class _Watch(TorchDispatchMode):
     def _leave(self) -> None:
         self.at = None
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
         if self.at is not None and func._schema.name in GEMMS:
-            self._saw(*self.at, args[-1])
+            (layer, backward), operand = self.at, args[-1]
+            if not backward:
+                self._forward[layer.name] = operand.t().clone()
+            elif operand.shape == layer.weight.shape:  # otherwise the operand is the activation in Wgrad
+                forward, master = self._forward.pop(layer.name), layer.weight.detach().clone()
+                self.reads.append(Read(layer.name, forward, operand.clone(), master))
         return func(*args, **(kwargs or {}))
-
-    def _saw(self, layer: QuantizedLinear, backward: bool, operand: Tensor) -> None:
-        if not backward:
-            self._forward[layer.name] = operand.t().clone()
-        elif operand.shape == layer.weight.shape:  # otherwise the operand is the activation in Wgrad
-            self.reads.append(
-                Read(layer.name, self._forward.pop(layer.name), operand.clone(), layer.weight.detach().clone())
-            )
 
 
 def weights_read(recipe: Recipe, model: str = "nemotron-nano", *, autocast: bool) -> list[Read]:

@@ -1,4 +1,4 @@
-"""Relative errors that quantization causes in weight gradients, as a table and as Figure B (for claim N7).
+"""Figure B: relative errors that quantization causes in weight gradients (for claim N7).
 
 Trials measure these errors during training (`metrics.gradient_errors`).
 """
@@ -14,64 +14,21 @@ from matplotlib.figure import Figure
 from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.results.places import family_places, not_planned
+from fewbits.analysis.engine.results.places import family_places, not_planned, sweep_places
 from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure
-from fewbits.analysis.report.items import FigureResult, Picture, Table, TableCell, TableResult, TableRow
-from fewbits.analysis.report.registry import figure, table
-from fewbits.analysis.studies.nvfp4.metrics import ERROR, errors_by_block, gradient_errors
-from fewbits.analysis.tables.cells import PERCENT, cell
-from fewbits.analysis.tables.comparing import own_numbers
+from fewbits.analysis.figures.training import model_words
+from fewbits.analysis.report.items import FigureResult, Picture
+from fewbits.analysis.report.registry import figure
+from fewbits.analysis.studies.nvfp4.metrics import ERROR, gradient_errors
 from fewbits.sweeps.planning.store import State
 
-PARTS = {
-    "in": "in",
-    "qkv": "QKV",
-    "out": "out",
-    "up": "up",
-    "down": "down",
-}  # labels of parts, in their order in a block
-# The columns of the table: by title, the part of a block; None: all parts.
-KINDS = {"All": None, "QKV": "qkv", "Projection": "out", "FC1": "up", "FC2": "down"}
-
-
-@table("nvfp4", "Gradient errors", "Relative error of weight gradients by block in plain NVFP4, 20 blocks (N7)")
-def errors_table(results: Results) -> Table:
-    """Return a table of mean errors of weight gradients by block of the model (rows) and kind of layer (columns)."""
-    of, arm = family_places(results, arm_table("nvfp4"), "layers"), "nvfp4-base"
-    if not of.has(arm):
-        return not_planned(results)
-    found = {title: errors_by_block(of, kind) for title, kind in KINDS.items()}
-    count = max((block for trial in found["All"].values() for block in trial), default=0)
-
-    def error(by_trial: Mapping[str, Mapping[int, float]], block: int) -> TableCell:
-        numbers = {trial: blocks[block] for trial, blocks in by_trial.items() if block in blocks}
-        return cell(own_numbers(of, numbers, arm), PERCENT)
-
-    rows = tuple(
-        TableRow(f"Block {block}", tuple(error(by_trial, block) for by_trial in found.values()), "%")
-        for block in range(1, count + 1)
-    )
-    notes = ("The norm of the gradient's change if one layer's operands are quantized, over the norm of the gradient",)
-    return TableResult(tuple(KINDS), rows, notes)
-
-
-# -------------------------------------------------------------------------------- Figure B
-
-
-@dataclass(frozen=True)
-class Shown:
-    """An arm of a sweep with the title of its panel."""
-
-    sweep: str
-    arm: str
-    title: str
-
-
-PANELS = (
-    Shown("layers", "nvfp4-base", "20 blocks, plain NVFP4"),
-    Shown("recipe", "nvfp4-base", "6 blocks, plain NVFP4"),
-    Shown("recipe", "nvfp4", "6 blocks, the whole recipe"),
-    Shown("hybrid", "nvfp4", "hybrid, the whole recipe"),
+# Labels of the parts of a block, in their order in the block.
+PARTS = {"in": "in", "qkv": "QKV", "out": "out", "up": "up", "down": "down"}
+PANELS = (  # sweep, arm, title
+    ("layers", "nvfp4-base", "{layers} blocks, plain NVFP4"),
+    ("recipe", "nvfp4-base", "{layers} blocks, plain NVFP4"),
+    ("recipe", "nvfp4", "{layers} blocks, the whole recipe"),
+    ("hybrid", "nvfp4", "hybrid, the whole recipe"),
 )
 
 
@@ -79,68 +36,61 @@ PANELS = (
 class Errors:
     """Relative errors of an arm's weight gradients at the end of training, means over seeds."""
 
+    title: str
     of: Mapping[tuple[str, int], float]  # by (part, block)
     trials: tuple[str, ...]  # ids
     seeds: int  # the number of seeds
 
-    @property
-    def parts(self) -> list[str]:
-        return [name for name in PARTS if name in {name for name, _ in self.of}]
-
-    @property
-    def blocks(self) -> list[int]:
-        return list(range(1, 1 + max(block for _, block in self.of)))
-
-    def heat_map(self, title: str, most: float, x_label: str) -> HeatMap:
+    def heat_map(self, most: float, x_label: str) -> HeatMap:
         """Return the heat map of the arm; cells of layers that stay in high precision are empty.
 
         most: the error with the darkest shade.
         """
-        rows = (
-            HeatRow(PARTS[part], np.array([self.of.get((part, block), 0.0) for block in self.blocks]))
-            for part in self.parts
-        )
-        return HeatMap(tuple(rows), tuple(map(str, self.blocks)), title, x_label, most, _in_percent)
+        blocks = range(1, 1 + max(block for _, block in self.of))
+        parts = [part for part in PARTS if part in {part for part, _ in self.of}]
+        rows = (HeatRow(PARTS[p], np.array([self.of.get((p, block), 0.0) for block in blocks])) for p in parts)
+        return HeatMap(tuple(rows), tuple(map(str, blocks)), self.title, x_label, most, _in_percent)
 
 
-def errors_of(results: Results, shown: Shown) -> Errors | NoData | NotPlanned:
+def errors_of(results: Results, sweep: str, arm: str, title: str = "") -> Errors | NoData | NotPlanned:
     """Return the mean errors of weight gradients over an arm's finished trials, or the reason why there are none."""
-    of = family_places(results, arm_table("nvfp4"), shown.sweep)
-    if not of.has(shown.arm):
+    of, own = family_places(results, arm_table("nvfp4"), sweep), sweep_places(results, sweep)
+    if isinstance(own, NotPlanned) or not of.has(arm):
         return not_planned(results)
-    trials = of.trials[(of.trials["arm"] == shown.arm) & (of.trials["state"] == State.DONE)]
+    trials = of.trials[(of.trials["arm"] == arm) & (of.trials["state"] == State.DONE)]
     rows = gradient_errors(of)
     rows = rows[rows["id"].isin(trials["id"])]
     if rows.empty:
-        return NoData(f"no trial of {shown.arm} is done and has measured gradients")
+        return NoData(f"{model_words(own, title)}: no trial of {arm} is done and has measured gradients")
     means = rows.groupby(["part", "block"], as_index=False)[ERROR].mean()
     places = zip(means["part"].astype(str), means["block"].astype(int), strict=True)
     found = dict(zip(places, means[ERROR].astype(float), strict=True))
-    return Errors(found, tuple(dict.fromkeys(rows["id"])), trials.loc[trials["id"].isin(rows["id"]), "seed"].nunique())
+    seeds = trials.loc[trials["id"].isin(rows["id"]), "seed"].nunique()
+    return Errors(model_words(own, title), found, tuple(dict.fromkeys(rows["id"])), seeds)
 
 
 @figure("nvfp4", "Figure B", "Where weight gradients err most")
 def gradients(results: Results) -> Picture:
     """Draw a heat map for each arm: a cell is a linear layer, its shade the error of the layer's weight gradient."""
-    found = {shown: errors_of(results, shown) for shown in PANELS}
-    there = {shown: one for shown, one in found.items() if isinstance(one, Errors)}
+    found = [errors_of(results, *panel) for panel in PANELS]
+    there = [one for one in found if isinstance(one, Errors)]
+    missing = [one for one in found if isinstance(one, NoData)]
     if not there:
-        return next((one for one in found.values() if isinstance(one, NoData)), not_planned(results))
-    most = max(value for one in there.values() for value in one.of.values())
+        return missing[0] if missing else not_planned(results)
+    most = max(value for one in there for value in one.of.values())
 
     def draw() -> Figure:
-        last = list(there)[-1]
-        labels = {shown: "block, from the first" if shown is last else "" for shown in there}
-        return heat_map_figure([one.heat_map(shown.title, most, labels[shown]) for shown, one in there.items()])
+        labels = ["block, from the first" if one is there[-1] else "" for one in there]
+        return heat_map_figure([one.heat_map(most, label) for one, label in zip(there, labels, strict=True)])
 
-    seeds = sorted({one.seeds for one in there.values()})
-    notes: tuple[str, ...] = (
+    seeds = sorted({one.seeds for one in there})
+    notes = (
         "Norm of the gradient's change if the operands of a linear layer are quantized, in percent of the gradient's "
         f"norm; last window of training, mean over {' or '.join(map(str, seeds))} seed{'s' * (seeds != [1])}. "
         "Empty cells: the layer stays in high precision.",
+        *(f"{one.reason}." for one in missing),
     )
-    notes += tuple(f"{shown.title}: {one.reason}." for shown, one in found.items() if isinstance(one, NoData))
-    return FigureResult(draw, tuple(dict.fromkeys(trial for one in there.values() for trial in one.trials)), notes)
+    return FigureResult(draw, tuple(dict.fromkeys(trial for one in there for trial in one.trials)), notes)
 
 
 def _in_percent(value: float) -> str:

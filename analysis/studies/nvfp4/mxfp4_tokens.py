@@ -24,7 +24,7 @@ from fewbits.sweeps.planning.store import State
 
 PRINTED = {"nvfp4": "nvfp4-8b", "mxfp4": "mxfp4-8b"}
 ROWS = (
-    ArmCurves("recipe", ("nvfp4", "mxfp4", "mxfp4-ocp"), name="6 blocks", paper=PRINTED),
+    ArmCurves("recipe", ("nvfp4", "mxfp4", "mxfp4-ocp"), name="{layers} blocks", paper=PRINTED),
     ArmCurves("hybrid", ("nvfp4", "mxfp4"), name="hybrid", metrics=("loss",), paper=PRINTED),
 )
 SWEEP, NVFP4 = "scratch", "nvfp4-whole"
@@ -38,14 +38,13 @@ TOKENS = "tokens of MXFP4 (NVFP4 = 1)"
 class Longer:
     """Trainings in MXFP4 with several numbers of tokens, compared with one number of tokens in NVFP4.
 
-    All numbers are over the seeds whose trials are finished in the NVFP4 arm and in each MXFP4 arm that has finished
-    trials.
+    All numbers are over the seeds whose trials are finished in NVFP4 and in each MXFP4 arm with finished trials.
     """
 
     times: tuple[float, ...]  # by MXFP4 arm, its number of tokens divided by NVFP4's, in ascending order
-    levels: tuple[Summary, ...]  # by MXFP4 arm, the final validation loss over seeds
+    levels: tuple[Summary, ...]  # by MXFP4 arm, the final validation loss
     changes: tuple[Summary, ...]  # by MXFP4 arm, the relative change of this loss from NVFP4's of the same seed
-    nvfp4: Summary  # the final validation loss of NVFP4 over seeds
+    nvfp4: Summary  # the final validation loss of NVFP4
     crossings: tuple[float, ...]  # for each seed in which the change falls to 0, the interpolated `times` where it does
     already: int  # the number of seeds in which MXFP4 with the fewest tokens is not worse than NVFP4
     seeds: int
@@ -114,10 +113,7 @@ def figure_6(results: Results) -> Picture:
 
 
 def _longer_panels(of: Longer | NoData, nvfp4: Style) -> list[Panel]:
-    """Return the two panels of Figure 6's last row: MXFP4's final losses, and their changes from NVFP4's final loss.
-
-    They show training in MXFP4 on more tokens than in NVFP4. nvfp4: the style of NVFP4's line.
-    """
+    """Return the two panels of the last row: MXFP4's final losses, and their changes from NVFP4's (style: nvfp4)."""
     if not isinstance(of, Longer):
         return [Panel(title, y_label="from scratch", empty=why_missing(of)) for title in TITLES]
 

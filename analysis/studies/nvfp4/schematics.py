@@ -1,7 +1,6 @@
-"""Figures 1 and 5: a matrix that `encode` has encoded in NVFP4, and the GEMMs of a linear layer with NVFP4's recipe.
+"""Figures 1 and 5: a random matrix that `encode` has encoded in NVFP4, and the GEMMs of a linear layer.
 
-The kernels and the recipe supply all numbers and descriptions each time the figures are drawn, so the figures agree
-with the code. The matrix is random, from a fixed seed.
+The kernels and the recipe supply all numbers and descriptions, so the figures agree with the code.
 """
 
 from __future__ import annotations
@@ -39,37 +38,17 @@ SCALES = LEFT + COLUMNS * CELL + GAP + 2  # the left edge of the block scales
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix and its NVFP4 encoding."""
+    """A matrix and its NVFP4 encoding; arrays are by row and column, those of scales by row and block."""
 
     x: Tensor
     packed: Packed
-
-    @property
-    def codes(self) -> np.ndarray:
-        """The four-bit codes, by row and column; the highest bit is the sign."""
-        return unpack(self.packed.codes, 4, COLUMNS).numpy()
-
-    @property
-    def values(self) -> np.ndarray:
-        """The E2M1 values of the codes, by row and column, not multiplied by scales."""
-        return _decoded(self.codes, self.packed.quantizer.format)
-
-    @property
-    def scales(self) -> np.ndarray:
-        """The scales of the blocks, by row and block, as numbers that E4M3 represents."""
-        assert self.packed.scales is not None
-        return _decoded(self.packed.scales.numpy(), Format.parse("e4m3"))
-
-    @property
-    def tensor_scale(self) -> float:
-        assert self.packed.group_scales is not None
-        return float(self.packed.group_scales[0])
-
-    @property
-    def greatest(self) -> np.ndarray:
-        """The matrix column of each block's greatest magnitude, by row and block; the first if several are equal."""
-        magnitudes = self.x.float().abs().view(ROWS, -1, BLOCK)
-        return (magnitudes.argmax(-1) + torch.arange(0, COLUMNS, BLOCK)).numpy()
+    codes: np.ndarray  # four bits each; the highest bit is the sign
+    values: np.ndarray  # the E2M1 values of the codes, not multiplied by scales
+    scales: np.ndarray  # of the blocks, as numbers that E4M3 represents
+    tensor_scale: float
+    greatest: (
+        np.ndarray
+    )  # by row and block, the matrix column of the (first) greatest magnitude
 
 
 def _decoded(codes: np.ndarray, of: Format) -> np.ndarray:
@@ -83,7 +62,13 @@ def matrix() -> Matrix:
     x = torch.randn(ROWS, COLUMNS, generator=generator)
     size = torch.exp2(-3 * torch.rand(ROWS, COLUMNS // BLOCK, generator=generator))
     x = (x * size.repeat_interleave(BLOCK, 1)).bfloat16()
-    return Matrix(x, encode(x, SPELLED))
+    packed = encode(x, SPELLED)
+    assert packed.scales is not None
+    assert packed.group_scales is not None
+    codes = unpack(packed.codes, 4, COLUMNS).numpy()
+    places = x.float().abs().view(ROWS, -1, BLOCK).argmax(-1) + torch.arange(0, COLUMNS, BLOCK)
+    values, scales = _decoded(codes, packed.quantizer.format), _decoded(packed.scales.numpy(), Format.parse("e4m3"))
+    return Matrix(x, packed, codes, values, scales, float(packed.group_scales[0]), places.numpy())
 
 
 @figure("nvfp4", "Figure 1")
@@ -94,7 +79,11 @@ def figure_1(results: Results) -> Picture:
     def draw() -> Figure:
         drawing = Drawing(331)
         top = drawing.height - 36
-        _head(drawing, top + 26, of)
+        drawing.text(LEFT, top + 26, f"tensor scale, FP32: max |x| / (6 · 448) = {of.tensor_scale:.4g}", bold=True)
+        for b, name in enumerate("AB"):
+            drawing.text(LEFT + b * (BLOCK * CELL + GAP), top + 9, f"block {name}: 16 codes", quiet=True)
+            drawing.text(SCALES + b * 26 + 24, top + 9, name, at="right", quiet=True)
+        drawing.text(SCALES + 50, top + 26, "block scales, E4M3", at="right", quiet=True)
         for (i, j), value in np.ndenumerate(of.values):
             corner = (LEFT + j * CELL + (j // BLOCK) * GAP, top - (i + 1) * CELL)
             _code(drawing, corner, int(of.codes[i, j]), value, framed=j in of.greatest[i])
@@ -114,19 +103,10 @@ def figure_1(results: Results) -> Picture:
     return FigureResult(draw, (), notes)
 
 
-def _head(drawing: Drawing, y: float, of: Matrix) -> None:
-    """Draw the tensor scale at height y, and the headings of the columns of codes and of block scales."""
-    drawing.text(LEFT, y, f"tensor scale, FP32: max |x| / (6 · 448) = {of.tensor_scale:.4g}", bold=True)
-    for b, name in enumerate("AB"):
-        drawing.text(LEFT + b * (BLOCK * CELL + GAP), y - 17, f"block {name}: 16 codes", quiet=True)
-        drawing.text(SCALES + b * 26 + 24, y - 17, name, at="right", quiet=True)
-    drawing.text(SCALES + 50, y, "block scales, E4M3", at="right", quiet=True)
-
-
 def _code(drawing: Drawing, corner: tuple[float, float], code: int, value: float, *, framed: bool = False) -> None:
-    """Draw an E2M1 code as a hexadecimal digit in a box, which is shaded by the magnitude of the code's value.
+    """Draw a code as a hexadecimal digit in a box, which is shaded by the value's magnitude and may have a frame.
 
-    corner: the lower left corner of the box. framed: draw a frame, which marks the greatest value of a block.
+    corner: the lower left corner of the box.
     """
     fill = shades()(abs(value) / 6)
     inset, edge = (0.7, "line") if framed else (0.0, "")

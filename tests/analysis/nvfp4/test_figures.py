@@ -21,7 +21,7 @@ from fewbits.analysis.figures.training import assign_styles
 from fewbits.analysis.report.declared import declared
 from fewbits.analysis.report.items import FigureResult, MakeFigure
 from fewbits.analysis.report.registry import Entry, study_registry
-from fewbits.analysis.studies.nvfp4 import block_maxima, gradient_errors, mxfp4_tokens, schematics
+from fewbits.analysis.studies.nvfp4 import gradient_errors, mxfp4_tokens, schematics
 from fewbits.analysis.tables.comparing import compare
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize
@@ -34,7 +34,7 @@ from tests.analysis.shown_items import reaches_over
 from tests.experiments.data.data_inputs import shared_cache
 
 FIGURES: dict[str, Entry[MakeFigure]] = {entry.id: entry for entry in study_registry("nvfp4").figures}
-FROM_KERNELS = ("Figure 1", "Figure 5", "Figure C")
+FROM_KERNELS = ("Figure 1", "Figure 5")
 Draw = Callable[[str], Figure]
 (EFFECTS_FIGURE,) = declared("nvfp4").effects
 EFFECTS = {
@@ -296,9 +296,8 @@ def test_effects_are_those_that_verdicts_are_read_off(made: Results) -> None:
 
 
 def test_gradients_err_as_they_were_measured(made: Results, light: Draw) -> None:
-    found = gradient_errors.errors_of(made, gradient_errors.Shown("recipe", "nvfp4", ""))
+    found = gradient_errors.errors_of(made, "recipe", "nvfp4")
     assert isinstance(found, gradient_errors.Errors)
-    assert found.parts == ["qkv", "out", "up", "down"]
     assert found.of["down", 5] == pytest.approx(0.14)
     axes = next(a for a in light("Figure B").axes if a.get_title(loc="left") == "6 blocks, the whole recipe")
     assert len(axes.collections[0].get_paths()) == 4 * 5, "the last of six blocks is in BF16"
@@ -331,19 +330,3 @@ def test_a_linear_layer_is_shown_as_its_recipe_has_it() -> None:
     assert not any(one.transform or one.same or one.rounding != "nearest" for p in plain for one in p.operands)
     high = gemm_flow.products(load_recipe("bf16"), "bf16")
     assert {one.elements for p in high for one in p.operands} == {""}
-
-
-def test_nvfp4_clips_what_its_scale_rounds_down_and_powers_of_two_do_not() -> None:
-    """Check the error and the bias of the largest value of each block in NVFP4 and in other four-bit formats.
-
-    In NVFP4 the error is at most 1/16, and stochastic rounding makes the value smaller on average. In MXFP4 with scales
-    that are rounded up, the error is up to 0.2, but stochastic rounding has no bias.
-    """
-    nvfp4, four_over_six, mxfp4, ocp = (block_maxima.maxima(kind.spelled) for kind in block_maxima.KINDS)
-    assert nvfp4.error.max() <= 1 / 16
-    assert nvfp4.error.mean() == pytest.approx(0.0226, abs=0.001)
-    assert nvfp4.bias.mean() == pytest.approx(-0.011, abs=0.001)
-    assert four_over_six.error.mean() < nvfp4.error.mean()
-    assert mxfp4.error.max() == pytest.approx(0.2, abs=0.01)
-    assert abs(mxfp4.bias.mean()) < 0.001
-    assert ocp.bias.min() < -0.2

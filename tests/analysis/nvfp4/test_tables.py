@@ -119,18 +119,9 @@ def test_every_arm_is_told_from_bf16_and_from_the_whole_recipe(found: Results) -
     assert {"MXFP4", "MXFP4, no random signs, nearest rounding"} <= {row.title for row in outlook.rows}
 
 
-def test_gradient_errors_are_told_by_block_and_kind_of_layer(cpu: Plan) -> None:
-    world = World(gradients=lambda block, part: 0.01 * block + (0.04 if part == "up" else 0.0), wobble=0.0)
-    made = table("Gradient errors", results(cpu, world))
-    assert len(made.rows) == 20
-    assert mean(cell(made, "Block 3", "All")) == pytest.approx(4.0)
-    assert mean(cell(made, "Block 3", "FC1")) == pytest.approx(7.0)
-    assert table("Gradient errors", results(cpu, World())).rows == ()
-
-
 def test_sweeps_that_are_not_run_have_no_table(found: Results) -> None:
     alone = found.of_sweep("rounding")
-    for name in ("Blocks", "Hybrids", "From scratch", "Gradient errors"):
+    for name in ("Blocks", "Hybrids", "From scratch"):
         (entry,) = (entry for entry in study_registry("nvfp4").tables if entry.id == name)
         assert entry.make(alone) == NotPlanned("not run at this scale (cpu)")
     assert isinstance(cell(table("Table 3", alone), "Blocks", "Trained at this scale").ours, NotPlanned)
