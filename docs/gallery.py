@@ -100,11 +100,11 @@ def _claim(verdict: Verdict) -> dict[str, Any]:
         "verdict": verdict.outcome,
         "reason": verdict.reason,
         "statement": claim.statement,
-        "reach": claim.reach,
-        "absence": claim.absence,
+        "kind": claim.kind,
+        "scale": verdict.scale,
         "controls": controls,
         "notes": list(verdict.notes),
-        "shown": _shown(leading) if leading and verdict.outcome is not Outcome.OUT_OF_REACH else "",
+        "shown": _shown(leading) if leading and verdict.outcome is not Outcome.NOT_TESTABLE else "",
         "parts": [_part(finding) for finding in verdict.findings],
     }
 
@@ -117,7 +117,7 @@ def _part(finding: Finding) -> dict[str, Any]:
         "effect": finding.effect,
         "interval": interval and [interval.low, interval.high, interval.level],
         "repeats": finding.n,
-        "mde": finding.mde,
+        "extra_tokens": finding.extra_tokens,
         "margin": finding.margin,
         "bound": finding.bound,
         "relative": finding.relative,

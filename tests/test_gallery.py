@@ -17,8 +17,9 @@ FAILED = {"id": "moves", "title": "moves the norm", "findings": [FINDING | {"sta
 
 
 def verdict(name: str, outcome: str, **record: Any) -> dict[str, Any]:
-    claim = {"id": name, "statement": f"what {name} says", "parts": [{"test": "exact"}], "place": "1", "sentence": "s"}
-    return {"claim": claim, "outcome": outcome, "reason": "because", **record}
+    claim = {"id": name, "statement": f"what {name} says", "parts": [{"test": "exact"}]}
+    source = {"place": "1", "sentence": "s"}
+    return {"claim": claim | {"source": source}, "outcome": outcome, "reason": "because", **record}
 
 
 REPORT = {

@@ -58,7 +58,7 @@ class Effect:
         if not isinstance(self.data, Differences) or not self.data.values:
             diverged = isinstance(self.data, Differences) and self.data.diverged
             return Estimate(self.label, None, None, self.paper, f"{diverged} diverged" if diverged else "no data")
-        found = estimate(self.data.values, self.data.spread, self.data.shared)
+        found = estimate(self.data.values, self.data.shared)
         mean = float(np.mean(self.data.values))
         text = f"{100 * mean:+.3f} %".replace("-", "−").replace("−0.000", "0.000").replace("+0.000", "0.000")
         text += f" · n = {len(self.data.values)}" + (f", {self.data.diverged} ✗" if self.data.diverged else "")
@@ -106,7 +106,7 @@ def effects_picture(results: Results, study: str, of: EffectsFigure) -> Picture:
     if all(row.mean is None for row in rows):
         return NoData("no pair of trials of an arm and its baseline is finished")
     noise = next((row.interval for row, effect in zip(rows, found, strict=True) if effect.arm == AGAIN), None)
-    margins = sorted({_margin(study, claim) for claim in of.margins})
+    margins = sorted({_margin(study, claim) for claim in of.margins} - {0.0})
     reach = 1.15 * max([*margins[: len(margins) // 2 + 1], *_usual(rows)])
     shown = [margin for margin in margins if margin <= reach]
 
@@ -151,7 +151,8 @@ def _paper_change(table: ArmTable, of: EffectsFigure, group: Group, arm: str) ->
 def _margin(study: str, claim: str) -> float:
     """Return the smallest margin of the parts of a claim. claim: its id."""
     found = load_claims(study).claim(claim)
-    return min(margin.value for part in found.parts if (margin := found.margin_of(part)) is not None)
+    known = (found.margin_of(part) for part in found.parts)
+    return min((margin.value for margin in known if margin is not None and margin.value), default=0.0)
 
 
 def _usual(rows: Sequence[Estimate]) -> list[float]:

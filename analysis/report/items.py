@@ -56,7 +56,7 @@ class Value:
             return data
         if not data.values:
             return NoData(f"{data.diverged or data.baseline_diverged} pairs diverged", data.trials)
-        estimated = estimate(data.values, data.spread, data.shared)
+        estimated = estimate(data.values, data.shared)
         notes = data.notes
         if data.diverged or data.baseline_diverged:
             notes += (f"diverged: {data.diverged} of ours, {data.baseline_diverged} of the baseline",)

@@ -9,48 +9,40 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from fewbits.analysis.engine.claims.findings import ControlResult, Finding, Outcome, Status, Verdict
-from fewbits.analysis.engine.claims.schema import OWN, Claim
+from fewbits.analysis.engine.claims.schema import WITHIN, Claim, Kind
 from fewbits.analysis.engine.claims.verdicts import FAMILIES
 from fewbits.analysis.views.html import render
-from fewbits.analysis.views.numbers import bounds, effect, number, p_value, size
+from fewbits.analysis.views.numbers import bounds, effect, p_value, size
 from fewbits.analysis.views.trials import Trials
 from fewbits.common.wording import plural
 
 # Signs that distinguish outcomes without colour.
 SIGNS: dict[str, str] = {
     Outcome.REPRODUCED: "✓",
-    Outcome.IN_PART: "◐",
-    Outcome.CONTRADICTED: "✗",
-    Outcome.NOT_SEEN: "∅",
-    Outcome.INCONCLUSIVE: "?",
+    Outcome.MIXED: "◐",
+    Outcome.NOT_REPRODUCED: "✗",
+    Outcome.CANNOT_TELL: "?",
+    Outcome.NOT_TESTABLE: "–",
     Outcome.NOT_RUN: "·",
-    Outcome.OUT_OF_REACH: "–",
     Status.SUPPORTED: "✓",
     Status.OPPOSED: "✗",
-    Status.ABSENT: "∅",
     Status.UNDECIDED: "?",
 }
-# Reach → title and description of the group of claims with this reach.
+# Kind → title and description of the group of claims of this kind.
 GROUPS = {
-    "any": ("Exact claims", "These claims are checked by arithmetic or code, at any scale."),
-    "mechanism": (
-        "Mechanism claims",
-        "These claims are about tensors of a trained network. They can be tested in any trained network that uses the "
-        "mechanism. If the paper reports what it saw in one model, the claim names this model's size, and only runs "
-        "with at least half of its parameters and tokens can contradict it.",
+    Kind.EMPIRICAL: (
+        "The paper's empirical claims",
+        "Statements about what happens in trained networks or on machines.",
     ),
-    "outcome": (
-        "Training claims",
-        "These claims are about losses at a stated number of parameters and tokens. Only runs with at least half of "
-        "both numbers can contradict them.",
-    ),
+    Kind.ARITHMETIC: ("Arithmetic and definitions", "These claims are checked by arithmetic or code, at any scale."),
+    Kind.OURS: ("Our own findings", "Statements that the paper does not make."),
 }
 FEW = 4  # for a claim with more comparisons than this, a summary shows only how many are supported
 
 
 @dataclass(frozen=True)
 class ClaimGroup:
-    """The claims of one reach, with the group's title and description."""
+    """The claims of one kind, with the group's title and description."""
 
     title: str
     about: str
@@ -67,24 +59,27 @@ class FindingView:
     bounds: str = ""  # the interval
     glyph: Markup | str = ""  # a small picture of the interval
     repeats: str = ""  # for example `3 seeds`
-    mde: str = ""  # minimum detectable effect
+    tokens: str = ""  # the effect on a loss as extra tokens
     margin: str = ""  # the margin, or the bounds of a test that has bounds instead
-    weak: bool = False  # undecided, and the minimum detectable effect exceeds the margin
     p: str = ""
     reason: str = ""
 
 
 def badge(outcome: Outcome | Status) -> Markup:
     """Return the label of a claim's outcome or of a comparison's status as HTML, with a sign and a colour."""
-    kind = {Status.SUPPORTED: "reproduced", Status.OPPOSED: "contradicted", Status.UNDECIDED: "inconclusive"}
-    name = kind.get(outcome, outcome.value) if isinstance(outcome, Status) else outcome.value
+    kind = {Status.SUPPORTED: "reproduced", Status.OPPOSED: "not reproduced"}
+    name = kind.get(outcome, "cannot tell") if isinstance(outcome, Status) else outcome.value
     return render("badge", kind=name.replace(" ", "-"), sign=SIGNS.get(outcome, "–"), text=outcome.value)
 
 
 def counts(verdicts: Mapping[str, Verdict]) -> str:
-    """Return the number of verdicts of each outcome as text, for example `9 reproduced, 2 contradicted, …`."""
-    numbers = Counter(verdict.outcome for verdict in verdicts.values())
-    return ", ".join(f"{numbers[outcome]} {outcome}" for outcome in Outcome)
+    """Return the number of verdicts of each outcome by kind: `the paper's empirical claims: 9 reproduced, …`."""
+    found = []
+    for kind in Kind:
+        numbers = Counter(one.outcome for one in verdicts.values() if one.kind is kind)
+        if numbers:
+            found.append(f"{kind}: " + ", ".join(f"{numbers[one]} {one}" for one in Outcome if numbers[one]))
+    return "; ".join(found)
 
 
 def tally(verdicts: Iterable[Verdict], *, zeros: bool = True) -> Markup:
@@ -101,10 +96,10 @@ def rules() -> Markup:
 
 
 def groups(verdicts: Mapping[str, Verdict]) -> list[ClaimGroup]:
-    """Return the claims in groups by reach (any, mechanism, outcome); groups without claims are missing."""
+    """Return the claims in groups by kind; groups without claims are missing."""
     claims = [verdict.claim for verdict in verdicts.values()]
-    by_reach = [(text, tuple(claim for claim in claims if claim.reach == reach)) for reach, text in GROUPS.items()]
-    return [ClaimGroup(*text, members) for text, members in by_reach if members]
+    by_kind = [(text, tuple(claim for claim in claims if claim.kind is kind)) for kind, text in GROUPS.items()]
+    return [ClaimGroup(*text, members) for text, members in by_kind if members]
 
 
 def summary(verdicts: Mapping[str, Verdict]) -> Markup:
@@ -124,36 +119,18 @@ def _row(verdict: Verdict) -> dict[str, object]:
     return {
         "claim": verdict.claim,
         "badge": badge(verdict.outcome),
-        "shortfall": shortfall(verdict),
         "findings": findings if len(findings) <= FEW else [],
         "count": f"{supported} of {plural(len(verdict.findings), 'comparison')} supported"
         if len(findings) > FEW
         else "",
         "repeats": ", ".join(dict.fromkeys(one.repeats for one in findings if one.repeats)),
-        "weak": verdict.underpowered,
         "controls": [(one.title, control_state(one)) for one in verdict.controls],
     }
-
-
-def shortfall(verdict: Verdict) -> str:
-    """Return how many comparisons of a claim that is reproduced in part count against "reproduced", and why.
-
-    The text is empty for other verdicts.
-    """
-    if verdict.outcome is not Outcome.IN_PART:
-        return ""
-    missing = Counter(one.status for one in verdict.findings if one.name not in verdict.supported)
-    words = {
-        Status.SUPPORTED: "only before the correction for multiple tests",
-        Status.OPPOSED: "opposed, by runs too small to contradict the claim",
-    }
-    return "; ".join(f"{missing[status]} {words.get(status, status.value)}" for status in Status if missing[status])
 
 
 def card(verdict: Verdict, trials: Trials) -> Markup:
     """Return one claim as HTML, with its verdict, findings and controls, and links to its trials."""
     claim, leading = verdict.claim, verdict.leading
-    stated = claim.stated
     return render(
         "claim",
         claim=claim,
@@ -161,8 +138,7 @@ def card(verdict: Verdict, trials: Trials) -> Markup:
         not_run=verdict.outcome is Outcome.NOT_RUN,
         kind=verdict.outcome.value.replace(" ", "-"),
         badge=badge(verdict.outcome),
-        group=GROUPS[claim.reach][0].removesuffix("s").lower(),
-        stated=f"{number(stated.parameters)} parameters, {number(stated.tokens)} tokens" if stated else "",
+        group=claim.kind.value,
         leading=view(leading) if leading else None,
         margins=_margins(claim),
         controls=[
@@ -177,9 +153,8 @@ def card(verdict: Verdict, trials: Trials) -> Markup:
 
 def view(finding: Finding) -> FindingView:
     """Convert a finding to text for display."""
-    interval, sign = finding.interval, finding.test not in OWN
+    interval, sign = finding.interval, finding.test != WITHIN
     half = (interval.high - interval.low) / 2 if interval else None
-    p_own = f"; with the pair's own spread {p_value(finding.p_own)}" if finding.p_own is not None else ""
     return FindingView(
         finding.heading,
         badge(finding.status),
@@ -187,10 +162,9 @@ def view(finding: Finding) -> FindingView:
         bounds(interval.low, interval.high, finding.relative, sign=sign) if interval else "",
         glyph(finding),
         plural(finding.n, finding.unit) if finding.n else "",
-        size(finding.mde, finding.relative) if finding.mde is not None else "",
+        f"{finding.extra_tokens:+.1%} tokens" if finding.extra_tokens is not None else "",
         size(finding.margin, finding.relative) if finding.margin else finding.bound,
-        finding.underpowered,
-        f"{p_value(finding.p_for)}{p_own}" if finding.p_for is not None else "",
+        p_value(finding.p_for) if finding.p_for is not None else "",
         finding.reason,
     )
 
@@ -203,11 +177,16 @@ def control_state(control: ControlResult) -> str:
 def _margins(claim: Claim) -> list[str]:
     """Return the margins of a claim's parts and the bounds of their tests as texts, each with the reason for its size.
 
-    The bounds of a test are the numbers with which it compares a measured value (`Part.bounds`).
+    The bounds of a test are the numbers with which it compares a measured value (`Part.shown_bounds`).
     """
     margins = [margin for part in claim.parts if (margin := claim.margin_of(part)) is not None]
-    shown = [f"{size(margin.value, margin.relative)}: {margin.reason}" for margin in margins]
-    bounds = [f"{part.bounds}: {part.reason}" for part in claim.parts if part.reason]
+    shown = [
+        f"{size(margin.value, margin.relative)}: {margin.reason}"
+        if margin.value
+        else "a third of what the whole recipe costs in the same runs"
+        for margin in margins
+    ]
+    bounds = [f"{part.shown_bounds}: {part.reason}" for part in claim.parts if part.reason]
     return list(dict.fromkeys([*shown, *bounds]))
 
 
@@ -223,7 +202,7 @@ def glyph(finding: Finding) -> Markup:
         return Markup()
     low, high = finding.interval.low, finding.interval.high
     margin = finding.margin
-    if finding.test in OWN:
+    if finding.test == WITHIN:
         first, last = min(0.0, low), max(1.0, high)
     else:
         last = REACH * margin if margin else 1.2 * max(abs(low), abs(high), 1e-12)

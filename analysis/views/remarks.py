@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from markupsafe import Markup
 
 from fewbits.analysis.engine.claims.findings import Finding, Outcome, Status, Verdict
-from fewbits.analysis.engine.claims.schema import BOUNDED, OWN
+from fewbits.analysis.engine.claims.schema import BOUNDED, WITHIN
 from fewbits.analysis.engine.results.paper import Paper
 from fewbits.analysis.views.claims import view
 from fewbits.analysis.views.html import render
-from fewbits.analysis.views.numbers import sentence, size
+from fewbits.analysis.views.numbers import sentence
 
 COLUMNS = ("kind", "claims", "remark")  # the columns of the DataFrame of remarks
 Find = Callable[[Verdict], Iterator[str]]  # yields the remarks of one kind on a verdict
@@ -33,7 +33,7 @@ def unreached(verdicts: Mapping[str, Verdict]) -> list[tuple[list[str], str]]:
 
     The text is the reason why. If only one claim has this reason, the claim's statement precedes the reason.
     """
-    reasons = _merged(verdicts, _out_of_reach)
+    reasons = _merged(verdicts, _not_testable)
     alone = {text: verdicts[names[0]].claim.statement for names, text in reasons if len(names) == 1}
     return [(names, " ".join(filter(None, (alone.get(text), text)))) for names, text in reasons]
 
@@ -70,13 +70,8 @@ def _merged(verdicts: Mapping[str, Verdict], find: Find) -> list[tuple[list[str]
     return [(list(dict.fromkeys(claims)), text) for text, claims in claims_by_text.items()]
 
 
-def _contradicted(verdict: Verdict) -> Iterator[str]:
-    if verdict.outcome is Outcome.CONTRADICTED:
-        yield f"{verdict.claim.statement} {sentence(verdict.reason)}"
-
-
-def _not_seen(verdict: Verdict) -> Iterator[str]:
-    if verdict.outcome is Outcome.NOT_SEEN:
+def _not_reproduced(verdict: Verdict) -> Iterator[str]:
+    if verdict.outcome is Outcome.NOT_REPRODUCED:
         yield f"{verdict.claim.statement} {sentence(verdict.reason)}"
 
 
@@ -99,37 +94,26 @@ def _controls(verdict: Verdict) -> Iterator[str]:
             yield f"{control.title}: {'; '.join(part.reason for part in control.findings)}."
 
 
-def _underpowered(verdict: Verdict) -> Iterator[str]:
-    for part in _compared(verdict):
-        if part.underpowered:
-            assert part.mde is not None
-            assert part.margin is not None
-            detected, margin = size(part.mde, part.relative), size(part.margin, part.relative)
-            yield f"{part.heading}: {part.n} seeds detect an effect of {detected}, but the margin is {margin}."
-
-
-def _out_of_reach(verdict: Verdict) -> Iterator[str]:
+def _not_testable(verdict: Verdict) -> Iterator[str]:
     parts: dict[str, list[str]] = {}  # the headings of the findings by reason
     for part in verdict.findings:
-        if part.status is Status.OUT_OF_REACH:
+        if part.status is Status.NOT_TESTABLE:
             parts.setdefault(part.reason, []).append(part.heading)
     for reason, headings in parts.items():
         yield sentence(reason if len(headings) == len(verdict.findings) else f"{', '.join(headings)}: {reason}")
 
 
 KINDS: Mapping[str, Find] = {
-    "Contradicted": _contradicted,
-    "Not seen at this scale": _not_seen,
+    "Not reproduced": _not_reproduced,
     "An effect, but not the stated one": _other_effects,
     "An effect beyond the margin where none was stated": _large,
     "Controls that failed: the runs would not have shown an effect": _controls,
-    "Too few seeds for the margin": _underpowered,
 }
 
 
 def _compared(verdict: Verdict) -> Iterator[Finding]:
     """Yield the findings that compare arms: all but exact checks and tests of an arm's own numbers."""
-    yield from (part for part in verdict.findings if part.test not in (*OWN, "exact"))
+    yield from (part for part in verdict.findings if part.test not in (WITHIN, "exact"))
 
 
 def _measured(part: Finding) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fewbits.analysis.views.shown_figure import ShownFigure
 
 # The columns with the numbers of a comparison: fields of Finding; low and high are the interval, p is p_for.
-NUMBERS = ("effect", "low", "high", "relative", "n", "mde", "margin", "p")
+NUMBERS = ("effect", "low", "high", "relative", "n", "extra_tokens", "margin", "p")
 
 
 class ShownFrame(pd.DataFrame):
@@ -98,7 +98,7 @@ def verdict_row(verdict: Verdict) -> dict[str, Any]:
         "claim": verdict.claim.id,
         "statement": verdict.claim.statement,
         "ours": verdict.claim.ours,
-        "reach": verdict.claim.reach,
+        "kind": str(verdict.kind),
         "verdict": str(verdict.outcome),
         "reason": verdict.reason,
         **_numbers(verdict.leading),
@@ -123,5 +123,14 @@ def _numbers(finding: Finding | None) -> dict[str, Any]:
     if finding is None:
         return dict.fromkeys(NUMBERS)
     low, high = (finding.interval.low, finding.interval.high) if finding.interval else (None, None)
-    values = (finding.effect, low, high, finding.relative, finding.n, finding.mde, finding.margin, finding.p_for)
+    values = (
+        finding.effect,
+        low,
+        high,
+        finding.relative,
+        finding.n,
+        finding.extra_tokens,
+        finding.margin,
+        finding.p_for,
+    )
     return dict(zip(NUMBERS, values, strict=True))

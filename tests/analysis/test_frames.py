@@ -8,7 +8,6 @@ import math
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -16,10 +15,8 @@ import pytest
 from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.pairing import combined, paired, sample
-from fewbits.analysis.engine.results.pooling import kind, pools_of
 from fewbits.analysis.engine.results.rows import LABELS
 from fewbits.analysis.figures import series
-from fewbits.models.recipe import Recipe
 from fewbits.sweeps.planning.plan import Plan
 from tests.messages import names, naming
 
@@ -256,47 +253,3 @@ def test_results_say_how_big_the_models_are(planned: Planner) -> None:
         results.of_sweep("big")
     assert results.has("mor")
     assert not results.has("fp8")
-
-
-def test_arms_that_start_alike_are_pooled_where_they_are_compared(planned: Planner) -> None:
-    results = Results(planned())
-    everywhere = pools_of(results, results, "validation_loss", "bf16", {})
-    assert everywhere is not None
-    assert {name.partition("/")[2] for name in everywhere.arms | everywhere.unlike} == {
-        *("bf16", f"mor, {AXIS} 0.0001", f"mor, {AXIS} 0.045"),
-    }
-    assert pools_of(results, results, "validation_loss", "bf16", USUAL) is None, "one arm alone has no pool"
-    shutil.rmtree(folder_of(results, "mor", 1))
-    results = Results(planned())
-    rest = pools_of(results, results, "validation_loss", "bf16", {})
-    assert rest is not None
-    assert {name.partition("/")[2] for name in rest.arms} == {"bf16", f"mor, {AXIS} 0.045"}, "one arm lacks a seed"
-
-
-def test_arms_are_pooled_by_the_logarithms_of_positive_numbers(planned: Planner) -> None:
-    results = Results(planned())
-    rows = [row for row in results.rows if row["arm"] != "wild"]
-    values = {row["id"]: 0.2 + 0.1 * row["seed"] + 0.01 * place for place, row in enumerate(rows)}
-    found = pools_of(results, results, values, "bf16", {})
-    assert found is not None
-    assert len(found.arms | found.unlike) == 3, "numbers below 1, with negative logarithms, are pooled, too"
-    strict = {row["id"]: 0.0 for row in rows if dict(row["axes"]) == STRICT}
-    some = pools_of(results, results, values | strict, "bf16", {})
-    assert some is not None
-    assert {name.partition("/")[2] for name in some.arms} == {"bf16", f"mor, {AXIS} 0.045"}, "0 has no logarithm"
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ({}, "8 bits or more forward"),
-        ({"fprop": {"x": "e4m3:tensor:amax", "w": "e4m3:tensor:amax"}}, "8 bits or more forward"),
-        ({"fprop": {"w": "e2m1:1x16:nvfp4"}}, "fewer than 8 bits forward"),
-        ({"fprop": {"x": "e2m1:1x16:nvfp4"}}, "fewer than 8 bits forward"),
-        ({"fprop": {"x": "e2m1:1x32:e8m0 @ error<0.1 | bf16"}}, "fewer than 8 bits forward"),
-        ({"dgrad": {"dy": "e2m1:1x16:nvfp4"}}, "8 bits or more forward"),
-        ({"sampler": {"kind": "gaussws"}}, "sampled weights"),
-    ],
-)
-def test_arms_are_of_a_kind_by_the_coarsest_that_they_read_forward(words: dict[str, Any], expected: str) -> None:
-    assert kind(Recipe.from_dict(words)) == expected

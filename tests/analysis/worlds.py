@@ -12,7 +12,7 @@ import json
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -190,9 +190,8 @@ def size(name: str) -> float:
     return 1 + zlib.crc32(name.encode()) % 1000 / 10_000
 
 
-def verdicts(study: str, found: Results, names: Iterable[str], *, covered: bool = False) -> dict[str, Verdict]:
-    """Return the verdicts of the named claims of a study. covered: treat the runs as being as large as the paper's."""
+def verdicts(study: str, found: Results, names: Iterable[str]) -> dict[str, Verdict]:
+    """Return the verdicts of the named claims of a study."""
     load_hooks(study)
     claims = load_claims(study)
-    evidence = {name: evidence_of(study, claims.claim(name), found) for name in names}
-    return conclude({name: replace(one, covered=True) for name, one in evidence.items()} if covered else evidence)
+    return conclude({name: evidence_of(claims, claims.claim(name), found) for name in names})

@@ -5,36 +5,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fewbits.analysis.engine.claims.schema import Claim
+from fewbits.analysis.engine.claims.schema import Claim, Kind
 from fewbits.analysis.engine.statistics.estimates import Interval
 
 
 class Outcome(StrEnum):
-    """The verdict of a claim as a word or phrase; the section Report of README.md explains each."""
+    """The verdict of a claim; none is easier to get than its opposite."""
 
-    REPRODUCED = "reproduced"
-    IN_PART = "reproduced in part"
-    CONTRADICTED = "contradicted"
-    NOT_SEEN = "not seen at this scale"
-    INCONCLUSIVE = "inconclusive"
+    REPRODUCED = "reproduced"  # all parts that could be tested hold, the primary part among them
+    MIXED = "mixed"  # some parts hold, and some do not, or are not decided
+    NOT_REPRODUCED = "not reproduced"  # the opposite of the primary part is shown, and no part holds
+    CANNOT_TELL = "cannot tell"  # noise, too few seeds, a control that did not pass, or a test that nothing could fail
+    NOT_TESTABLE = "not testable here"  # the claim needs more than these runs have
     NOT_RUN = "not run"
-    OUT_OF_REACH = "out of reach"
 
     @property
     def decided(self) -> bool:
-        """True if the claim is reproduced, reproduced in part or contradicted."""
-        return self in (Outcome.REPRODUCED, Outcome.IN_PART, Outcome.CONTRADICTED)
+        """True if the claim is reproduced, mixed or not reproduced."""
+        return self in (Outcome.REPRODUCED, Outcome.MIXED, Outcome.NOT_REPRODUCED)
 
 
 class Status(StrEnum):
-    """The result of one comparison in one word or phrase; a claim's verdict has an Outcome instead."""
+    """The result of one comparison."""
 
-    SUPPORTED = "supported"  # the statement is shown
-    OPPOSED = "opposed"  # the opposite of the statement is shown, for example an effect with the opposite sign
-    ABSENT = "absent"  # a stated effect is shown to be smaller than the margin
+    SUPPORTED = "supported"
+    OPPOSED = "opposed"  # the opposite of the statement is shown
     UNDECIDED = "undecided"  # no test is significant, or data are missing
+    VACUOUS = "nothing here could fail it"
+    NOT_TESTABLE = "not testable here"
     NOT_RUN = "not run"  # the arms are not planned at this scale
-    OUT_OF_REACH = "out of reach"  # no scale of ours, or not this scale, can test the comparison
+
+
+UNTESTED = (Status.VACUOUS, Status.NOT_TESTABLE, Status.NOT_RUN)
 
 
 @dataclass(frozen=True)
@@ -49,18 +51,16 @@ class Finding:
     interval: Interval | None = None  # the interval of the effect, at level 1 - 2 ALPHA
     n: int = 0  # the number of pairs or trials
     unit: str = "seed"  # the unit that n counts, for example "seed" or "trial"
-    mde: float | None = None  # minimum detectable effect
     margin: float | None = None
-    bound: str = ""  # the bounds of the tests within, above and below, as text
-    relative: bool = False  # effect, interval, mde and margin are fractions of the baseline's number
+    bound: str = ""  # the bounds of the test `within`, as text
+    relative: bool = False  # effect, interval, margin and printed are fractions of the baseline's number
     p_for: float | None = None  # the p value of the test whose significant result supports the statement
     p_against: float | None = None  # the p value of the test whose significant result opposes the statement
-    p_absent: float | None = None  # the p value of the test that the effect is smaller than the margin
-    p_own: float | None = None  # p_for with these pairs' own spread, if p_for uses a spread pooled over other arms
-    least_p: float = 0.0  # the least p_for that is possible with this number of seeds or events
-    absence: str = ""  # the consequence of ABSENT for the claim: "contradicts" or "not-seen"
-    alone: bool = True  # False: this finding supports the claim only together with other findings
+    extra_tokens: float | None = None  # the effect on a loss as a fraction of the baseline's tokens
+    extra_interval: Interval | None = None  # the interval of extra_tokens
+    printed: float | None = None  # the paper's own effect
     title: str = ""  # the name with the arms' labels for readers
+    part: int = 0  # the index of the part in the claim
     trials: tuple[str, ...] = ()  # ids
     notes: tuple[str, ...] = ()  # for example pairs that are missing
 
@@ -75,10 +75,10 @@ class Finding:
         return self.p_for is not None or self.status in (Status.SUPPORTED, Status.OPPOSED)
 
     @property
-    def underpowered(self) -> bool:
-        """True if the comparison is undecided and its minimum detectable effect exceeds the margin."""
-        undecided = self.status is Status.UNDECIDED
-        return undecided and self.mde is not None and bool(self.margin) and self.mde > (self.margin or 0.0)
+    def p(self) -> float | None:
+        """The p value of the direction for which there is more evidence, doubled, since there are two directions."""
+        known = [p for p in (self.p_for, self.p_against) if p is not None]
+        return min(1.0, 2 * min(known)) if known else None
 
     def shown(self, value: float) -> str:
         """Return an effect or bound of this finding as text, in percent if the finding is relative."""
@@ -113,12 +113,13 @@ class Verdict:
     reason: str
     findings: tuple[Finding, ...] = ()  # one for each comparison of the claim
     controls: tuple[ControlResult, ...] = ()
-    covered: bool = True  # the runs are large and long enough to contradict the claim (`judging.covered`)
-    scale: str = ""  # for example "3.3 M parameters, 0.33 M tokens"
-    p_for: float | None = None  # `Evidence.p_for`, before the correction over all claims
-    p_against: float | None = None  # `Evidence.p_against`, before the correction over all claims
-    supported: tuple[str, ...] = ()  # names of the findings that are supported after correction
+    scale: str = ""  # the size of the runs in words, compared with the paper's
+    primary: int = 0  # the index of the primary part
     notes: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> Kind:
+        return self.claim.kind
 
     @property
     def trials(self) -> tuple[str, ...]:
@@ -127,24 +128,16 @@ class Verdict:
 
     @property
     def leading(self) -> Finding | None:
-        """The finding whose effect a summary shows: the one with the weakest support, that is, the greatest `p_for`.
+        """The finding whose effect a summary shows; None if no finding has an effect.
 
-        A finding without a p value `p_for` counts as p_for = 1. A finding that has an effect but no interval, for
-        example of a single seed, is chosen only if no finding has an interval. None if no finding has an effect.
+        It is the one of the primary part with the greatest p value. If that part has none, it is one of another part.
         """
         measured = [finding for finding in self.findings if finding.effect is not None]
-        return max(measured, key=lambda one: (one.interval is not None, _p_for(one)), default=None)
-
-    @property
-    def underpowered(self) -> bool:
-        """True if the claim is undecided and one of its comparisons is underpowered (`Finding.underpowered`)."""
-        undecided = self.outcome in (Outcome.INCONCLUSIVE, Outcome.NOT_SEEN)
-        return undecided and any(finding.underpowered for finding in self.findings)
+        return max(
+            measured,
+            key=lambda one: (one.part == self.primary, one.interval is not None, 1.0 if one.p is None else one.p),
+            default=None,
+        )
 
     def __str__(self) -> str:
-        at = f" at {self.scale}" if self.scale and self.outcome.decided else ""
-        return f"{self.outcome}{at}: {self.reason}"
-
-
-def _p_for(finding: Finding) -> float:
-    return 1.0 if finding.p_for is None else finding.p_for
+        return f"{self.outcome}: {self.reason}" + (f" ({self.scale})" if self.scale else "")

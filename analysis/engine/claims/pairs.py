@@ -1,31 +1,36 @@
-"""Get the data of a claim's comparison: choose the sweep, resolve the metric, pair the trials, pool the spread.
+"""Get the data of a claim's comparison: choose the sweep, resolve the metric, pair the trials, add known errors.
 
-Arms are compared in the sweep that the claim's part names. If the part names none, they are compared in the first sweep
-that has both arms, or else over all sweeps. The spread, which is the standard deviation over seeds of the relative
-differences between two arms, is pooled: it is estimated from more arms, of all sweeps (results/pooling.py). These arms
-have the baseline's model, optimizer, schedule and trunk, and their forward passes have the precision of one of the two
-compared arms.
+Arms are compared in the first of the part's sweeps that has all of them. If the part names no sweep, they are compared
+in the first sweep that has them, or else over all sweeps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from fewbits.analysis.engine.claims.schema import LOSS, Comparison
-from fewbits.analysis.engine.results.data import Differences, Measured, NoData, NotPlanned
+from fewbits.analysis.engine.claims.schema import DIVERGED, EVENTS, LOSS, PROBES, Comparison
+from fewbits.analysis.engine.results.data import Differences, Events, Measured, NoData, NotPlanned
 from fewbits.analysis.engine.results.evaluation import document_error, documents
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.results.pairing import Between, Metric, Where, arm_rows, paired, sample
-from fewbits.analysis.engine.results.pooling import pools_of, treatments
+from fewbits.analysis.engine.results.pairing import Between, Metric, Where, arm_rows, combined, line_of, paired, sample
 from fewbits.analysis.engine.results.probes import PREFIX, probe_numbers
-from fewbits.analysis.engine.statistics.estimates import Shared
-from fewbits.sweeps.planning.plan import Member
+from fewbits.analysis.engine.statistics.estimates import Error
+from fewbits.analysis.engine.statistics.tokens import relative_slope
+from fewbits.experiments.storage.results import best_of_recent
+from fewbits.sweeps.planning.store import OVER, State
 
 LATE = "@late"  # METRIC@late is the mean of METRIC over the last tenth of the steps
+BEST = "@best"  # METRIC@best is its greatest value over the last RECENT checkpoints that were evaluated
+RECENT = 5
+TASKS = "tasks."  # the start of the names of downstream scores, for example tasks.piqa.acc,none
+QUESTIONS = 1000.0  # degrees of freedom of a score's standard error
+AGAIN = "-again"  # the arm ARM-again is like ARM, but its sums are rounded in another order
+PROBE, END = "probe-", {"checkpoint": "end"}  # the names of probes of an arm, and the trunk's last checkpoint
 # The losses that are also stored for each document: metric → column in evaluation.parquet.
 DOCUMENTS = {LOSS: "loss"} | {f"{LOSS}_{form}": f"loss_{form}" for form in ("unquantized", "cast", "narrow")}
-LOSSES = ("loss", "loss_max", "ood_loss", *DOCUMENTS)
 
 
 @dataclass(frozen=True)
@@ -42,113 +47,220 @@ class Numbers:
 
     @property
     def is_loss(self) -> bool:
-        """True if the metric is a training or evaluation loss (LOSSES), or its mean over the last steps (`@late`)."""
-        return self.name.removesuffix(LATE) in LOSSES
+        """True if the metric is a loss of training or evaluation, by its name."""
+        return "loss" in self.name
 
 
 def built_in(results: Results, name: str) -> Numbers:
     """Return the metric of this name, for names that are known without a hook of the study (hooks.py).
 
-    name: a column of `results.trials`; a metric with the suffix `@late`, for its mean over the last tenth of the steps;
-    or `probe:VARIANT:MEASURE`, for a measure of a recipe of which only some operands are quantized (results/probes.py).
+    name: a column of `results.trials`, also with the suffixes LATE and BEST; or `probe:VARIANT:MEASURE`, for a measure
+    of a recipe of which only some operands are quantized (results/probes.py).
     """
     if name.startswith(PREFIX):
         return Numbers(name, probe_numbers(results, name))
+    if name.endswith(BEST):
+        found = {str(row["id"]): best_of_recent(row["folder"], name.removesuffix(BEST), RECENT) for row in results.rows}
+        return Numbers(name, {trial: value for trial, value in found.items() if value is not None})
     return Numbers(name, results.late(name.removesuffix(LATE)) if name.endswith(LATE) else name)
 
 
-def _is_paired(scope: Results, arm: str, baseline: str, where: Where) -> bool:
-    """Tell whether the plan has at least one pair: trials of arm and baseline with equal seeds and axis values.
+# -------------------------------------------------------------------------------- where
 
-    The axis values have to be equal for all axes that the baseline has. where: axis values of the arm.
+
+@dataclass(frozen=True)
+class Scope:
+    """The results in which arms are compared, with the arms' names there and the axis values of arm and baseline."""
+
+    results: Results
+    arms: tuple[str, ...]
+    where: Where
+    base: Where | None
+
+
+def scope_of(
+    results: Results,
+    arms: Sequence[str],
+    sweeps: Sequence[str] = (),
+    where: Where | None = None,
+    base: Where | None = None,
+) -> Scope | None:
+    """Return where to compare these arms (see schema.py); None if the plan lacks one of them.
+
+    where: axis values that the first arm needs. base: axis values that the other arms need; None: those of the arm,
+    as far as the other arms have these axes.
     """
-    others = arm_rows(scope, baseline, shared=True)
-    return any(
-        own["seed"] == other["seed"] and set(other["axes"]) <= set(own["axes"])
-        for own in arm_rows(scope, arm, where)
-        for other in others
-    )
+    planned = dict.fromkeys(member.cell.sweep for member in results.members)
+    for name in sweeps or planned:
+        if name not in planned:
+            continue
+        part, probed = results.of_sweep(name), name == PROBES and bool(sweeps)
+        if probed and len(sweeps) > 1 and not _has_trunk(part):
+            continue
+        end = END if probed else {}
+        other = None if base is None else {**end, **base}
+        if found := _found(part, arms, {**end, **(where or {})}, other, PROBE if probed else ""):
+            return found
+    return None if sweeps else _found(results, arms, where or {}, base, "")
+
+
+def _found(scope: Results, arms: Sequence[str], where: Where, base: Where | None, prefix: str) -> Scope | None:
+    names = []
+    for place, arm in enumerate(arms):
+        at = where if place == 0 else base
+        known = [
+            name for one in arm.split("|") if scope.has(name := one if one.startswith(prefix) else prefix + one, at)
+        ]
+        if not known:
+            return None
+        names.append(known[0])
+    return Scope(scope, tuple(names), where, base)
+
+
+def _has_trunk(scope: Results) -> bool:
+    parents = {scope.plan.trials[member.id].parent for member in scope.members}
+    return any(parent in scope.plan.trials for parent in parents if parent is not None)
+
+
+def pairs_of(found: Scope) -> list[tuple[str, str]]:
+    """Return (trial of the arm, trial of the baseline) for each pair in the plan.
+
+    The two have equal seeds and, unless the baseline has axis values of its own, equal values of all axes that the
+    baseline has.
+    """
+    (arm, baseline), members = found.arms, found.results.members
+    where, base = set(found.where.items()), set((found.base or {}).items())
+    pairs = {
+        (own.id, other.id)
+        for own in members
+        if own.cell.arm == arm and where <= set(own.cell.axes)
+        for other in members
+        if other.cell.arm == baseline
+        and other.cell.seed == own.cell.seed
+        and (base if found.base is not None else set()) <= set(other.cell.axes)
+        and (found.base is not None or set(other.cell.axes) <= set(own.cell.axes))
+    }
+    return sorted(pairs)
+
+
+# -------------------------------------------------------------------------------- data
 
 
 def data_of(results: Results, comparison: Comparison, numbers: Callable[[Results, str], Numbers]) -> Measured:
     """Return the data on which a comparison is tested: the differences of pairs of trials, arm minus baseline.
 
-    Relative differences can have a pooled spread (see the module's docstring). For a comparison without a baseline,
-    return the arm's own numbers. Return NotPlanned if the plan lacks an arm or has no pair, and NoData if no number is
-    available; both contain the reason. numbers: a function (results, name of a metric) → the metric.
+    For a comparison without a baseline, return the arm's own numbers. Return NotPlanned if the plan lacks an arm or has
+    no pair, and NoData if no number is available. numbers: a function (results, name of a metric) → the metric.
     """
-    part, arm, baseline, where = comparison.part, comparison.arm, comparison.baseline, comparison.where
-    base_where = part.baseline_where
-    arms = (arm, baseline) if baseline else (arm,)
-    scope = scope_of(results, arms, part.sweep, where, base_where)
-    paired_by_axes = bool(baseline) and base_where is None
-    if scope is None or (paired_by_axes and not _is_paired(scope, arm, baseline, where)):
+    part, compared = comparison.part, [one for one in (comparison.arm, comparison.baseline) if one]
+    found = scope_of(results, compared, part.sweep, part.where, part.baseline_where)
+    if found is None or (len(compared) == 2 and not pairs_of(found)):
         return NotPlanned(f"not run at this scale ({results.scale_name})")
+    scope, arm, where = found.results, found.arms[0], found.where
+    if comparison.metric == DIVERGED or part.test in EVENTS:
+        return _divergence(found)
     metric = numbers(scope if part.sweep else results, comparison.metric)
     values, bounds = metric.values, metric.bounds
     if isinstance(values, str) and values not in scope.metrics():
-        return NoData(f"no trial has recorded the metric {comparison.metric}")
-    if not baseline:
+        ids = [row["id"] for name in found.arms for row in arm_rows(scope, name, shared=True)]
+        return NoData(f"no trial has recorded the metric {comparison.metric}", tuple(dict.fromkeys(ids)))
+    if len(compared) == 1:
         assert not callable(values)
         own = sample(scope, values, arm, where)
-        return replace(own, bounds=bounds) if isinstance(own, Differences) else own
-    data = paired(scope, values, arm, baseline, where, baseline_where=base_where, relative=part.relative)
+        return replace(own, bounds=bounds, observed=not metric.is_loss) if isinstance(own, Differences) else own
+    baseline = found.arms[1]
+    data = paired(scope, values, arm, baseline, where, baseline_where=found.base, relative=part.relative)
     if isinstance(data, NoData):
         return data
     if not metric.is_loss:  # diverged trials count as evidence only for losses, not for shares or errors
-        data = replace(data, diverged=0, baseline_diverged=0)
+        data = replace(data, diverged=0, baseline_diverged=0, observed=not comparison.metric.startswith(TASKS))
     if bounds is not None:
         data = replace(data, bounds=bounds if callable(values) else (bounds[0] - bounds[1], bounds[1] - bounds[0]))
-    if not any(data.values) or not part.relative or callable(values) or base_where is not None:
-        return data
-    pools = pools_of(results, scope, values, baseline, where)
-    names = [name for one in arms for name in treatments(members_of(scope, one, where))]
-    return replace(data, spread=pools.of(*names) if pools else None, shared=_documents(scope, comparison))
+    data = replace(data, shared=_shared(found, comparison))
+    if metric.is_loss and not callable(values):
+        data = replace(data, noise=again_noise(results, scope, values, part.relative), slope=_slope(found))
+    return data
 
 
-def scope_of(
-    results: Results, arms: tuple[str, ...], sweep: str = "", where: Where | None = None, base: Where | None = None
-) -> Results | None:
-    """Return the results of the sweep in which to compare these arms.
+def formula(
+    results: Results,
+    arms: Mapping[str, tuple[Sequence[str], str, Metric]],
+    combine: Callable[[Mapping[str, float]], float],
+    *,
+    relative: bool = True,
+) -> Differences | NoData | NotPlanned:
+    """Return a number that is computed from the losses of several arms, such as a ratio of two loss increases.
 
-    With `sweep`: the results of this sweep; None if it lacks an arm. Without `sweep`: the results of the first sweep
-    that has all arms; if no sweep has all arms, those of all sweeps together; None if the plan lacks an arm.
-    where: axis values that the first arm needs. base: axis values that the other arms need.
+    arms: name → (sweeps, arm, metric); the first of the sweeps counts that the scale has. combine: a function of {name:
+    number}. The numbers of the seeds are those of `combined`; with one seed, the error follows from A/A comparisons.
     """
-    first, others = arms[0], arms[1:]
-
-    def has_all(scope: Results) -> bool:
-        return scope.has(first, where) and all(scope.has(arm, base) for arm in others)
-
-    names = dict.fromkeys(member.cell.sweep for member in results.members)
-    for name in names if not sweep else [sweep] if sweep in names else []:
-        if has_all(scope := results.of_sweep(name)):
-            return scope
-    return results if not sweep and has_all(results) else None
+    planned = {member.cell.sweep for member in results.members}
+    chosen = {
+        name: (next((sweep for sweep in sweeps if sweep in planned), sweeps[0]), arm, metric)
+        for name, (sweeps, arm, metric) in arms.items()
+    }
+    return combined(results, chosen, combine, relative=relative, noise=again_noise(results, results, LOSS, True))
 
 
-def members_of(results: Results, arm: str, where: Where | None = None) -> tuple[Member, ...]:
-    """Return the arm's places with the axis values `where`; if no place has them, the arm's places without any axis."""
-    axes = set((where or {}).items())
-    members = [member for member in results.members if member.cell.arm == arm]
-    return tuple(member for member in members if axes <= set(member.cell.axes)) or tuple(
-        member for member in members if not member.cell.axes
-    )
+def _divergence(found: Scope) -> Events | NoData:
+    """Return how many of the finished trials of arm and baseline diverged."""
+    base_where = found.where if found.base is None else found.base
+    counts: list[int] = []
+    ids: list[str] = []
+    for arm, where in zip(found.arms, (found.where, base_where), strict=True):
+        over = [row for row in arm_rows(found.results, arm, where, shared=True) if row["state"] in OVER]
+        counts += [sum(row["state"] == State.DIVERGED for row in over), len(over)]
+        ids += [row["id"] for row in over]
+    ours, of, base, base_of = counts
+    if not of or not base_of:
+        return NoData("an arm has no finished trial", tuple(ids))
+    return Events(ours, of, base, base_of, tuple(ids))
 
 
-def _documents(scope: Results, comparison: Comparison) -> Shared | None:
-    """Return the standard error of a comparison's mean difference that comes from the choice of evaluated documents.
+def again_noise(results: Results, scope: Results, metric: Metric, relative: bool) -> Error | None:
+    """Return the error of one pair's difference, from A/A comparisons: an arm twice, with its sums in another order.
 
-    Return None if the metric is not a validation loss that is also stored for each document (DOCUMENTS), or if no pair
-    of trials has stored losses of at least two documents.
+    They are those of the same sweep or, if it has none, of all sweeps at this scale. None if there is none.
     """
+    key = metric if isinstance(metric, str) else str(sorted(metric.items()))
+    for among in (scope, results):
+        names = "+".join(dict.fromkeys(member.cell.sweep for member in among.members))
+        found = results.remembered(f"A/A {names} {key} {relative}", partial(_again, among, metric, relative))
+        if found:
+            return Error(math.sqrt(sum(value**2 for value in found) / len(found)), len(found))
+    return None
+
+
+def _again(results: Results, metric: Metric, relative: bool) -> list[float]:
+    found: list[float] = []
+    places = dict.fromkeys((m.cell.sweep, str(m.cell.arm), m.cell.axes) for m in results.members)
+    for sweep, arm, axes in places:
+        scope, base = results.of_sweep(sweep), arm.removesuffix(AGAIN)
+        known = not isinstance(metric, str) or metric in scope.metrics()
+        if arm.endswith(AGAIN) and scope.has(base, dict(axes)) and known:
+            data = paired(scope, metric, arm, base, dict(axes), relative=relative)
+            found += data.values if isinstance(data, Differences) else ()
+    return found
+
+
+def _shared(found: Scope, comparison: Comparison) -> Error | None:
+    """Return the standard error of a mean difference that comes from the choice of documents or questions, if known."""
+    pairs, relative = pairs_of(found), comparison.part.relative
+    if comparison.metric.startswith(TASKS):
+        task, _, form = comparison.metric.removesuffix(BEST).rpartition(".")
+        name, _, way = form.partition(",")
+        errors = found.results.numbers(f"{task}.{name}_stderr,{way}")
+        known = [math.hypot(errors[ours], errors[base]) for ours, base in pairs if {ours, base} <= set(errors)]
+        return Error(sum(known) / len(known), QUESTIONS) if known and not relative else None
     column = DOCUMENTS.get(comparison.metric)
-    frame = scope.remembered("documents", lambda: documents(scope))
+    frame = found.results.remembered("documents", lambda: documents(found.results))
     if column is None or frame.empty or column not in frame:
         return None
-    ours, base = (
-        {m.cell.seed: m.id for m in members_of(scope, arm, comparison.where)}
-        for arm in (comparison.arm, comparison.baseline)
-    )
-    pairs = [(trial, base[seed]) for seed, trial in ours.items() if seed in base]
-    return document_error(frame, pairs, relative=comparison.part.relative, column=column)
+    return document_error(frame, pairs, relative=relative, column=column)
+
+
+def _slope(found: Scope) -> float | None:
+    """Return the fraction by which the baseline's validation loss falls for each unit of ln(tokens) at its end."""
+    base = tuple(dict.fromkeys(base for _, base in pairs_of(found)))
+    name = f"slope {' '.join(base)}"
+    return found.results.remembered(name, lambda: relative_slope(line_of(found.results, trial) for trial in base))

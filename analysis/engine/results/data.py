@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fewbits.analysis.engine.statistics.estimates import Shared, Spread
-from fewbits.analysis.engine.statistics.multiplicity import Stratum
+from fewbits.analysis.engine.statistics.estimates import Error
 
 
 @dataclass(frozen=True)
@@ -18,8 +17,10 @@ class Differences:
     notes: tuple[str, ...] = ()  # which trials are missing or are not compared, and why
     diverged: int = 0  # the number of pairs in which the arm's trial diverged and the baseline's did not
     baseline_diverged: int = 0  # the number of pairs in which the baseline's trial diverged and the arm's did not
-    spread: Spread | None = None  # the spread of differences, pooled over more arms than these two
-    shared: Shared | None = None  # the error from the choice of evaluation documents, which all seeds share
+    shared: Error | None = None  # the error from the choice of evaluation documents, which all seeds share
+    noise: Error | None = None  # the error of a single value, from A/A comparisons; used if there is one seed
+    slope: float | None = None  # of the baseline's relative loss over ln(tokens), if the values are changes of a loss
+    observed: bool = False  # a single value may be compared without an error, such as a share of one run's tensors
     unit: str = "seed"  # the unit of replication, for messages: each value belongs to one seed
     bounds: tuple[float, float] | None = None  # limits of a value: (0, 1) for shares, (-1, 1) for their differences
 
@@ -35,14 +36,13 @@ class Differences:
 
 @dataclass(frozen=True)
 class Events:
-    """Counts of events, such as divergence, among the trials of an arm and of its baseline.
+    """Counts of an event, such as divergence, among the trials of an arm and of its baseline."""
 
-    strata: the numbers of trials of both arms, with the event and in all, under each condition, such as one learning
-    rate. trials: the ids of the trials.
-    """
-
-    strata: tuple[Stratum, ...]
-    trials: tuple[str, ...] = ()
+    events: int
+    of: int  # all trials of the arm
+    baseline_events: int
+    baseline_of: int
+    trials: tuple[str, ...] = ()  # ids
     notes: tuple[str, ...] = ()
 
 
@@ -70,5 +70,13 @@ class NotPlanned:
     reason: str
 
 
+@dataclass(frozen=True)
+class CannotFail:
+    """The value in place of data if no result of these runs could oppose the statement; `reason` says why."""
+
+    reason: str
+    trials: tuple[str, ...] = ()
+
+
 Data = Differences | NoData
-Measured = Differences | Events | NoData | NotPlanned
+Measured = Differences | Events | NoData | NotPlanned | CannotFail

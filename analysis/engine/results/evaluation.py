@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.statistics.estimates import Shared
+from fewbits.analysis.engine.statistics.estimates import Error
 
 FILE = "evaluation.parquet"
 LABELS = ("trial", "text", "document", "tokens")
@@ -43,7 +43,7 @@ def document_error(
     relative: bool,
     column: str = "loss",
     texts: Iterable[str] = (VALIDATION,),
-) -> Shared | None:
+) -> Error | None:
     """Return the standard error of the mean difference, arm minus baseline, that comes from the choice of documents.
 
     frame: as `documents` returns it. pairs: for each seed, the ids of the arm's trial and of the baseline's trial.
@@ -75,4 +75,4 @@ def document_error(
             return None
         variance += len(part) * float(part.var(ddof=1))
         df += len(part) - 1
-    return Shared(float(np.sqrt(variance)) / (float(weights.sum()) * level), df)
+    return Error(float(np.sqrt(variance)) / (float(weights.sum()) * level), df)

@@ -6,6 +6,7 @@ in which only one trial diverged are counted, without a difference. For other mi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
@@ -14,13 +15,17 @@ from fewbits.analysis.engine.results.alike import why_not_compared
 from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.rows import Row, place_name, treatment
-from fewbits.analysis.engine.statistics.estimates import differences, pseudo_values
+from fewbits.analysis.engine.statistics.estimates import Error, differences, pseudo_values
 from fewbits.common.from_dict import one_of
 from fewbits.sweeps.planning.store import OVER, State
 
 Metric = str | Mapping[str, float]  # the name of a number in result.json (`tasks.piqa.acc,none`), or {trial id: number}
 Between = Callable[[str, str], float | None]  # (id of the arm's trial, id of the baseline's trial) → their difference
 Where = Mapping[str, str]  # axis → selected value
+
+
+class AlsoDiverged(dict[str, float]):
+    """{trial id: number} of a metric that diverged trials have, too; otherwise only finished trials have numbers."""
 
 
 def paired(
@@ -93,13 +98,15 @@ def combined(
     combine: Callable[[Mapping[str, float]], float],
     *,
     relative: bool = True,
+    noise: Error | None = None,
 ) -> Differences | NoData | NotPlanned:
     """Return one number that is computed from several arms, such as a ratio of two loss increases, for each seed.
 
     arms: name → (sweep, arm, metric). combine: a function of {name: mean over the seeds}, which raises ValueError if it
-    is undefined for these numbers. The returned values are the jackknife's pseudo-values of the seeds
-    (`pseudo_values`). A seed that all arms have is used if each of its trials has a number and all were computed in the
-    same environment; otherwise a note says why it is not used. Return NotPlanned if the plan lacks an arm. Return
+    is undefined for these numbers. noise: with one seed, the relative error of a difference of two arms, from A/A
+    comparisons, from which that of the result follows. The returned values are the jackknife's pseudo-values of the
+    seeds (`pseudo_values`). A seed that all arms have is used if each of its trials has a number and all were computed
+    in the same environment; otherwise a note says why it is not used. Return NotPlanned if the plan lacks an arm, and
     NoData if no seed is used or `combine` raises ValueError. Raise ValueError if an arm has several combinations of
     axis values.
     """
@@ -127,7 +134,12 @@ def combined(
         values = pseudo_values(by_seed, combine)
     except ValueError as error:
         return NoData(f"no value for the means over all seeds, or over all seeds but one: {error}", trials)
-    return Differences(tuple(values), relative, trials, unique_notes)
+    known = None
+    if len(by_seed) == 1 and noise is not None:
+        row, each = by_seed[0], noise.error / math.sqrt(2)
+        changes = (combine(row | {name: value * (1 + each)}) - values[0] for name, value in row.items())
+        known = Error(math.sqrt(sum(change**2 for change in changes)), noise.df)
+    return Differences(tuple(values), relative, trials, unique_notes, noise=known)
 
 
 def _by_seed(results: Results, sweep: str, arm: str) -> dict[int, Row]:
@@ -168,6 +180,22 @@ def sample(results: Results, metric: Metric, arm: str, where: Where | None = Non
     return Differences(numbers, False, ids, notes) if numbers else NoData("; ".join(notes), ids)
 
 
+def line_of(results: Results, trial: str, metric: str = "validation_loss") -> list[tuple[float, float]]:
+    """Return the points (tokens, value) of a trial's curve, with those of its trunks before the trial branched."""
+    frame = results.curves(metric)
+    points: dict[str, list[tuple[float, float]]] = results.remembered(
+        f"points {metric}",
+        lambda: {
+            str(name): sorted(set(zip(one["tokens"].astype(float), one["value"].astype(float), strict=True)))
+            for name, one in frame.groupby("id")
+        },
+    )
+    own = points.get(trial, [])
+    parent = results.plan.trials[trial].parent
+    first = own[0][0] if own else 0.0
+    return [*(point for point in (line_of(results, parent, metric) if parent else []) if point[0] < first), *own]
+
+
 def arm_rows(results: Results, arm: str, where: Where | None = None, *, shared: bool = False) -> list[Row]:
     """Return the rows of `results.trials` for an arm with these axis values; a trial in several places counts once.
 
@@ -191,7 +219,7 @@ def arm_rows(results: Results, arm: str, where: Where | None = None, *, shared: 
 
 def number(results: Results, row: Row, metric: Metric) -> float | str:
     """Return the metric's number for the trial in this row or, as text, the reason why it has none."""
-    if row["state"] != State.DONE:
+    if row["state"] != State.DONE and not (isinstance(metric, AlsoDiverged) and row["state"] in OVER):
         return _unfinished(row)
     if isinstance(metric, str):
         one_of("metric", metric, results.metrics())

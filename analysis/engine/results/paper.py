@@ -125,8 +125,26 @@ class Number:
 
 
 @dataclass(frozen=True)
+class Size:
+    """The size of a model and its training in the paper."""
+
+    parameters: float
+    tokens: float
+
+
+@dataclass(frozen=True)
+class RecipeCost:
+    """The comparison that measures what the whole recipe costs; a third of it is the margin of some claims."""
+
+    arm: str
+    baseline: str
+    sweep: tuple[str, ...]  # the first sweep that has both arms; first those in which the claim is tested
+    where: dict[str, str] = field(default_factory=dict)  # axis → value
+
+
+@dataclass(frozen=True)
 class Paper:
-    """The numbers, tables and figures of a paper."""
+    """The numbers, tables and figures of a paper, and choices about its claims that were made before the runs."""
 
     study: str
     arxiv: str
@@ -134,6 +152,10 @@ class Paper:
     tables: tuple[Table, ...]
     figures: tuple[Figure, ...]
     numbers: dict[str, Number] = field(default_factory=dict)
+    # The claims whose primary parts are corrected by Holm's method → the name of that part; "" for the first part.
+    primary: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, Size] = field(default_factory=dict)  # `default`, and the sizes that claims name
+    recipe_cost: RecipeCost | None = None
 
     def __post_init__(self) -> None:
         for items in (self.tables, self.figures):

@@ -1,17 +1,12 @@
-"""Statistics of paired differences over few seeds, as pure functions. A "spread" is a standard deviation here.
+"""Statistics of paired differences over few seeds, as pure functions.
 
 The arms of a comparison have the same initial weights and order of data in each seed. So each seed gives one
 independent number: the difference between its two trials. Steps and tensors of one trial are not independent of each
-other. The differences are assumed to be normal with an unknown spread (Student's t).
+other. The differences are assumed to be normal with an unknown standard deviation, so tests and intervals are those of
+Student's t: without further errors, `Estimate.p` is the p value of scipy's `ttest_1samp` or `ttest_rel`.
 
-If many arms share the seeds, a common spread can be estimated from all of them: from the residuals that remain after
-subtraction of each arm's mean and each seed's mean (`pooled`). It has more degrees of freedom than the spread of one
-pair: with three seeds, two arms give 2 degrees and twelve arms give 22. Kinds of arms that differ in their spreads are
-pooled separately (`pooled_by_kind`). `estimate` has the rule by which a pooled spread is used;
-docs/measured/statistics.md has its error rates.
-
-A single value has no spread: its interval, error and p are None, never 0. If all values are equal, their signs are
-tested: three equal values above 0 have p = 2^-3, not 0.
+A single value has no standard deviation: without a `noise` that was measured elsewhere, its interval, error and p are
+None, never 0.
 """
 
 from __future__ import annotations
@@ -23,12 +18,12 @@ from enum import StrEnum
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special, stats
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
 
 Array = NDArray[np.float64]
 LEVEL = 0.95
 ALPHA = 0.05
-CAUTION = 1.25  # `estimate` multiplies a pooled spread by this factor
 
 
 class Side(StrEnum):
@@ -48,11 +43,11 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A standard deviation with its degrees of freedom."""
+class Error:
+    """A standard error with its degrees of freedom."""
 
-    sd: float
-    df: int
+    error: float
+    df: float
 
 
 @dataclass(frozen=True)
@@ -62,6 +57,71 @@ class Summary:
     mean: float
     sd: float | None  # the standard deviation of the values; None for a single value
     interval: Interval | None  # the interval of the mean; None for a single value
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The mean of n values with its standard error; tests and intervals use Student's t."""
+
+    n: int
+    mean: float
+    error: float  # the standard error of the mean
+    df: float  # its degrees of freedom
+
+    def p(self, against: float, side: Side) -> float:
+        """Return the p value of the one-sided test of the null hypothesis "the true mean is `against`".
+
+        side: the alternative, that the true mean is above or below `against`. If all values are equal, p is 0 or 1.
+        """
+        distance = (self.mean - against) * (1 if side is Side.ABOVE else -1)
+        if not self.error:
+            return 0.0 if distance > 0 else 1.0
+        return float(stats.t.sf(distance / self.error, self.df))
+
+    def interval(self, level: float) -> Interval:
+        """Return the two-sided confidence interval of the mean at this level, for example 0.9."""
+        if not 0 < level < 1:
+            raise ValueError(f"level is {level}, but must be a number between 0 and 1")
+        half = float(stats.t.ppf((1 + level) / 2, self.df)) * self.error if self.error else 0.0
+        return Interval(self.mean - half, self.mean + half, level)
+
+
+def estimate(values: ArrayLike, shared: Error | None = None, noise: Error | None = None) -> Estimate | None:
+    """Return the mean of the values with its standard error; None for one value without `noise`.
+
+    shared: an error that more values do not reduce, such as that of the choice of evaluated documents. It is added to
+    the error from the spread of the values; the degrees of freedom follow from Satterthwaite's formula. noise: the
+    error of a single value, which is used instead of the spread if there is only one value.
+    """
+    x = checked(values)
+    if x.size > 1:
+        own = Error(float(x.std(ddof=1)) / math.sqrt(x.size) if np.ptp(x) else 0.0, x.size - 1)
+    elif noise is not None:
+        own = noise
+    else:
+        return None
+    parts = [own, *([shared] if shared is not None else [])]
+    variance = sum(part.error**2 for part in parts)
+    df = variance**2 / sum(part.error**4 / part.df for part in parts) if variance else own.df
+    return Estimate(x.size, float(x.mean()), math.sqrt(variance), df)
+
+
+def summary(values: ArrayLike, level: float = LEVEL) -> Summary:
+    """Return the mean of the values with Student's t interval at this level, and their standard deviation."""
+    x, estimated = checked(values), estimate(values)
+    if estimated is None:
+        return Summary(float(x[0]), None, None)
+    return Summary(estimated.mean, float(x.std(ddof=1)), estimated.interval(level))
+
+
+def median_interval(values: ArrayLike, level: float = LEVEL) -> Interval | None:
+    """Return a confidence interval of the median from order statistics, valid for any continuous distribution.
+
+    Return None if there are too few values for this level.
+    """
+    x = np.sort(checked(values))
+    k = int(stats.binom.ppf((1 - level) / 2, x.size, 0.5))
+    return Interval(float(x[k - 1]), float(x[x.size - k]), level) if k else None
 
 
 # -------------------------------------------------------------------------------- samples and pairs
@@ -116,219 +176,27 @@ def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: math.fsum(row[name] for row in rows) / len(rows) for name in rows[0]}
 
 
-def summary(values: ArrayLike, level: float = LEVEL) -> Summary:
-    """Return the mean of the values with Student's t interval at this level, and their standard deviation."""
-    estimated = estimate(values)
-    if estimated is None:
-        return Summary(float(checked(values)[0]), None, None)
-    return Summary(estimated.mean, estimated.spread.sd, estimated.interval(level))
+# -------------------------------------------------------------------------------- events, and many tests
 
 
-def median_interval(values: ArrayLike, level: float = LEVEL) -> Interval | None:
-    """Return a confidence interval of the median from order statistics, valid for any continuous distribution.
+def fisher(events: int, trials: int, baseline_events: int, baseline_trials: int) -> tuple[float, float]:
+    """Return the p values of Fisher's exact test for the alternatives "more frequent in our arm" and "less frequent".
 
-    Return None if there are too few values for this level.
+    events: the number of our arm's trials with an event, such as divergence; trials: the number of all its trials.
     """
-    x = np.sort(checked(values))
-    k = int(stats.binom.ppf((1 - fraction("level", level)) / 2, x.size, 0.5))
-    return Interval(float(x[k - 1]), float(x[x.size - k]), level) if k else None
+    for count, of in ((events, trials), (baseline_events, baseline_trials)):
+        if not 0 <= count <= of:
+            raise ValueError(f"{count} of {of} trials have the event: of N trials, 0 to N can have it")
+    table = [[events, trials - events], [baseline_events, baseline_trials - baseline_events]]
+    more, less = (float(stats.fisher_exact(table, alternative=side).pvalue) for side in ("greater", "less"))
+    return more, less
 
 
-@dataclass(frozen=True)
-class Pooled:
-    """A group of arms that are assumed to have equal spreads.
+def adjusted(p: Sequence[float], method: str) -> list[float]:
+    """Return p values that are corrected for their number, in the same order.
 
-    `spread` is the standard deviation over seeds of the difference between any two of these arms. It is estimated from
-    all arms of the group together.
+    method: `holm`, after which the probability of one or more false positives among all tests is at most alpha, or
+    `fdr_bh` (Benjamini-Hochberg), after which the expected share of false positives among the positives is at most
+    alpha.
     """
-
-    spread: Spread
-    arms: frozenset[str]  # the names of the arms in the pool
-    unlike: frozenset[str]  # arms that are not in the pool because their spread is significantly greater
-    means: tuple[float, ...]  # for each seed, the mean over the arms
-    distinct: int  # the number of arms; arms with equal values in every seed count once
-
-
-@dataclass(frozen=True)
-class Pools:
-    """One pool (see Pooled) for each kind of arm; the spreads of arms of one kind are assumed to be equal."""
-
-    of_kinds: Mapping[str, Pooled]  # kind → pool
-
-    @property
-    def arms(self) -> frozenset[str]:
-        """The names of the arms in all pools."""
-        return frozenset().union(*(pool.arms for pool in self.of_kinds.values()))
-
-    @property
-    def unlike(self) -> frozenset[str]:
-        """The arms that are not in their kind's pool because their spread is significantly greater than the others'."""
-        return frozenset().union(*(pool.unlike for pool in self.of_kinds.values()))
-
-    def of(self, *arms: str) -> Spread | None:
-        """Return the spread of the difference between two arms; None if one of them is in no pool.
-
-        The two arms may be of the same kind or of different kinds.
-        """
-        if not self.arms.issuperset(arms):
-            return None
-        pools = [pool for pool in self.of_kinds.values() if pool.arms.intersection(arms)]
-        return pools[0].spread if len(pools) == 1 else _across(*pools)
-
-
-def _across(one: Pooled, other: Pooled) -> Spread:
-    """Return the spread of the difference between an arm of one kind and an arm of another kind.
-
-    Its variance is the sum of three variances: the variance over seeds of the difference between the two kinds' means,
-    and, for each of the two arms, the variance about the mean of its kind. The first one is needed because a seed may
-    change all arms of a kind. The degrees of freedom follow from Satterthwaite's formula.
-    """
-    between = differences(one.means, other.means)
-    parts = [(float(between.var(ddof=1)), between.size - 1)]
-    parts += [(pool.spread.sd**2 / 2 * (1 - 1 / pool.distinct), pool.spread.df) for pool in (one, other)]
-    variance = sum(part for part, _ in parts)
-    if not variance:
-        return Spread(0.0, between.size - 1)
-    return Spread(math.sqrt(variance), int(variance**2 / sum(part**2 / df for part, df in parts)))
-
-
-def pooled_by_kind(arms: Mapping[str, Sequence[float]], kinds: Mapping[str, str]) -> Pools | None:
-    """Estimate a common spread for the arms of each kind (see `pooled`), and return the pools of all kinds.
-
-    arms: arm → its values, for the same seeds in the same order. kinds: arm → its kind, any name for the group of arms
-    whose spreads are assumed to be equal. A kind with only one arm has no pool. Return None if no kind has a pool.
-    """
-    by_kind: dict[str, dict[str, Sequence[float]]] = {}
-    for name, values in arms.items():
-        by_kind.setdefault(kinds[name], {})[name] = values
-    pools = {kind: pool for kind, members in by_kind.items() if (pool := pooled(members)) is not None}
-    return Pools(pools) if pools else None
-
-
-def pooled(arms: Mapping[str, Sequence[float]]) -> Pooled | None:
-    """Return the pool of these arms: the arms that are assumed to have equal spreads, and their common spread.
-
-    arms: arm → its values, for the same seeds in the same order. The pool's spread is computed from the residuals that
-    remain after subtraction of each arm's mean and each seed's mean. If there are three or more arms, an arm whose
-    spread is significantly greater than that of the others is excluded (F test at 5 % in total, Bonferroni). Then the
-    remaining arms are tested again. Arms with equal values in every seed count once. Return None if fewer than two arms
-    or two seeds remain.
-    """
-    sizes = {len(values) for values in arms.values()}
-    if len(sizes) > 1:
-        raise ValueError(
-            f"the arms have {', '.join(map(str, sorted(sizes)))} values: pooling needs the same number from every arm"
-        )
-    kept = dict.fromkeys(tuple(checked(values, name)) for name, values in arms.items())
-    while len(kept) >= 2 and min(sizes) >= 2:
-        rows = list(kept)
-        p = [_unlike(rows, place) if len(rows) > 2 else 1.0 for place in range(len(rows))]
-        if min(p) >= ALPHA / len(rows):
-            names = frozenset(name for name, values in arms.items() if tuple(checked(values, name)) in kept)
-            array = np.array(rows)
-            spread, means = _residual(array), tuple(array.mean(axis=0).tolist())
-            pair = Spread(spread.sd * math.sqrt(2), spread.df)
-            return Pooled(pair, names, frozenset(arms) - names, means, len(rows))
-        del kept[rows[int(np.argmin(p))]]
-    return None
-
-
-def _residual(rows: Array) -> Spread:
-    """Return the spread of an array (arms × seeds) after subtraction of the means of its rows and columns."""
-    left = rows - rows.mean(axis=1, keepdims=True) - rows.mean(axis=0, keepdims=True) + rows.mean()
-    df = (rows.shape[0] - 1) * (rows.shape[1] - 1)
-    return Spread(math.sqrt(float((left**2).sum()) / df), df)
-
-
-def _unlike(rows: Sequence[Sequence[float]], place: int) -> float:
-    """Return the p value of an F test; it is small if row number `place` has a greater spread than the other rows.
-
-    rows: the values of each arm. The test compares two spreads: that of the row's differences from the mean of the
-    other rows, and the residual spread of the other rows (`_residual`). Return 1 if the residual spread is 0.
-    """
-    others = np.array([row for i, row in enumerate(rows) if i != place])
-    own = np.asarray(rows[place], np.float64) - others.mean(axis=0)
-    known = _residual(others)
-    if not known.sd:
-        return 1.0
-    expected = known.sd**2 * (1 + 1 / len(others))
-    return float(special.fdtrc(own.size - 1, known.df, own.var(ddof=1) / expected))
-
-
-# -------------------------------------------------------------------------------- tests on differences
-
-
-@dataclass(frozen=True)
-class Shared:
-    """A standard error that more seeds do not reduce, for example the error due to the choice of evaluation text."""
-
-    error: float
-    df: int  # its degrees of freedom
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """The mean of n values with its standard error; tests and intervals use Student's t."""
-
-    n: int
-    mean: float
-    spread: Spread  # the spread behind `error`: the values' own, or CAUTION · pooled spread
-    error: float  # the standard error of the mean
-    df: float  # the degrees of freedom of the error
-    own: bool  # True if `spread` is the values' own, False if it is pooled
-
-    def p(self, against: float, side: Side) -> float:
-        """Return the p value of the one-sided test of the null hypothesis "the true mean is `against`".
-
-        side: the alternative, that the true mean is above or below `against`.
-        """
-        distance = self.mean - against
-        if side is Side.BELOW:
-            distance = -distance
-        if not self.error:  # all values are equal: an exact test of their signs
-            return 0.5**self.n if distance > 0 else 1.0
-        return float(special.stdtr(self.df, -distance / self.error))
-
-    def interval(self, level: float) -> Interval:
-        """Return the two-sided confidence interval of the mean at this level, for example 0.9."""
-        half = float(special.stdtrit(self.df, (1 + fraction("level", level)) / 2)) * self.error
-        return Interval(self.mean - half, self.mean + half, level)
-
-
-def estimate(values: ArrayLike, pooled: Spread | None = None, shared: Shared | None = None) -> Estimate | None:
-    """Return the mean of two or more values with its standard error; None for one value.
-
-    pooled: a spread that was estimated from more arms. The estimate uses `pooled` times the factor CAUTION or, if it is
-    larger, the spread of the values themselves. Reason: an arm whose spread is twice that of the others often stays in
-    the pool. With the plain pooled spread, 8 to 11 % of this arm's comparisons would be significant by chance instead
-    of 5 % (docs/measured/statistics.md). shared: a standard error that more values do not reduce; its square is added
-    to the square of the values' standard error.
-    """
-    x = checked(values)
-    if x.size < 2:
-        return None
-    own = Spread(float(x.std(ddof=1)) if np.ptp(x) else 0.0, x.size - 1)
-    wide = None if pooled is None else Spread(CAUTION * pooled.sd, pooled.df)
-    use = own if wide is None or own.sd > wide.sd else wide
-    error, df = use.sd / math.sqrt(x.size), float(use.df)
-    if shared is not None and shared.error:
-        parts = [(error**2, df), (shared.error**2, shared.df)]
-        total = sum(part for part, _ in parts)
-        error, df = math.sqrt(total), total**2 / sum(part**2 / part_df for part, part_df in parts)
-    return Estimate(x.size, float(x.mean()), use, error, df, use is own)
-
-
-# -------------------------------------------------------------------------------- details
-
-
-def fraction(name: str, value: float) -> float:
-    """Return the value; raise ValueError unless 0 < value < 1. name: the value's name in the error's message."""
-    if not 0 < value < 1:
-        raise ValueError(f"{name} is {value}, but must be a number between 0 and 1")
-    return value
-
-
-def positive(name: str, value: float) -> None:
-    """Raise ValueError unless the value is positive and finite. name: the value's name in the error's message."""
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} is {value}, but must be a positive number")
+    return [float(value) for value in multipletests(p, method=method)[1]] if p else []

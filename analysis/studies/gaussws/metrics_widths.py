@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import nn
 
-from fewbits.analysis.engine.claims.hooks import measure, metric
-from fewbits.analysis.engine.results.data import Differences, Measured, NoData
+from fewbits.analysis.engine.claims.hooks import metric
+from fewbits.analysis.engine.results.data import NoData
 from fewbits.analysis.engine.results.frames import Results, last_windows
 from fewbits.analysis.engine.results.places import not_planned, sweep_places, trial_ids
 from fewbits.analysis.figures.curves import Line, Panel, curve_figure
@@ -49,6 +49,7 @@ class Final:
 
     mean: float
     spread: float  # standard deviation over all squares of all layers
+    highest: float
     tiers: dict[int, float]  # by number of bits in TIERS, the share of parameters whose width is at most this number
 
 
@@ -97,7 +98,7 @@ def _final(rows: pd.DataFrame) -> Final:
     mean = float(np.average(rows["bits_mean"], weights=rows["size"]))
     variance = np.average(rows["bits_std"] ** 2 + (rows["bits_mean"] - mean) ** 2, weights=rows["size"])
     tiers = {tier: float(np.average(rows[f"bits_to_{tier}"], weights=rows["size"])) for tier in TIERS}
-    return Final(mean, float(np.sqrt(variance)), tiers)
+    return Final(mean, float(np.sqrt(variance)), float(rows["bits_max"].max()), tiers)
 
 
 def by_decay_alone(trial: Trial) -> float:
@@ -117,7 +118,8 @@ def final_of(results: Results, arm: str) -> Final | None:
     if not of_arm:
         return None
     tiers = {tier: fmean(one.tiers[tier] for one in of_arm) for tier in TIERS}
-    return Final(fmean(one.mean for one in of_arm), fmean(one.spread for one in of_arm), tiers)
+    highest = max(one.highest for one in of_arm)
+    return Final(fmean(one.mean for one in of_arm), fmean(one.spread for one in of_arm), highest, tiers)
 
 
 # -------------------------------------------------------------------------------- metrics and data of claims
@@ -133,27 +135,6 @@ _metric("width_spread", lambda one: one.spread)
 _metric("to_five_bits", lambda one: one.tiers[5], (0.0, 1.0))
 _metric("to_nine_bits", lambda one: one.tiers[9], (0.0, 1.0))
 _metric("to_twelve_bits", lambda one: one.tiers[12], (0.0, 1.0))
-
-
-@measure("gaussws", "G15")
-def g15(results: Results) -> Mapping[str, Measured]:
-    """Return GPT-2's mean width minus Llama 2's for each seed, at equal λ if the sweep `widths` is run.
-
-    Otherwise, as in the paper, GPT-2 has λ = 1e-4 and Llama 2 has λ = 0.
-    """
-    llama2 = sweep_places(results, "llama2")
-    for sweep, arm in (("widths", "lambda-0"), ("gpt2", OURS)):
-        gpt2 = sweep_places(results, sweep)
-        if isinstance(gpt2, Results) and isinstance(llama2, Results) and gpt2.has(arm) and llama2.has(OURS):
-            ours, theirs = trial_ids(gpt2, arm), trial_ids(llama2, OURS)
-            ended = {key: one.mean for key, one in (finals(gpt2) | finals(llama2)).items()}
-            pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
-            kept = [(a, b) for a, b in pairs if a in ended and b in ended]
-            if not kept:
-                return {"families": NoData(f"no pair of {sweep}/{arm} and llama2/{OURS} is finished")}
-            values = tuple(ended[a] - ended[b] for a, b in kept)
-            return {"families": Differences(values, trials=tuple(key for pair in kept for key in pair))}
-    return {"families": not_planned(results)}
 
 
 # -------------------------------------------------------------------------------- figures

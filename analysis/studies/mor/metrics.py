@@ -10,14 +10,19 @@ the other. Blocks of the model are counted from 1; `up` is the paper's FC1 and `
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
-from statistics import fmean
+from statistics import fmean, median
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
-from fewbits.analysis.engine.claims.hooks import Between, metric
+from fewbits.analysis.engine.claims.hooks import Between, measure, metric
+from fewbits.analysis.engine.claims.pairs import pairs_of, scope_of
+from fewbits.analysis.engine.results.data import Differences, Measured, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results, last_windows
 from fewbits.analysis.studies.mor import tensors
 from fewbits.analysis.studies.mor.tensors import (
@@ -26,6 +31,7 @@ from fewbits.analysis.studies.mor.tensors import (
     FC1,
     FC2,
     FORWARD,
+    KEY,
     OUT,
     PARTS,
     QKV,
@@ -41,11 +47,13 @@ from fewbits.models.observer import ENTRIES
 
 FLOOR = math.log2(math.e) / 64  # E4M3's mean relative error for log-uniform magnitudes: 1/32 · 0.5 / ln 2
 LEAST = 0.0005  # added to each excess, so that two tensors near the floor (2.17 to 2.25 %) have a ratio near 1
-FLUSHED = (THRESHOLD - FLOOR) / (1 - FLOOR)  # the share of flushed values that raises an error from FLOOR to THRESHOLD
 # M12: the paper's model has 32 blocks, and after the ninth block no tensor of the forward pass falls back.
 PAPERS_BLOCKS, NOTHING_AFTER = 32, 9
 FEW = 2  # the number of blocks in the paper's Figure 18: the first ones
+# M25: the first six of the paper's blocks, in which FC1's gradient has high errors.
+FIRST_GRADIENTS = 6
 SHARE = (0.0, 1.0)
+SCORE = re.compile(r"tasks\.\w+\.acc(_norm)?,none")
 
 Numbers = Mapping[str, float]
 Of = Callable[[Seen], float]
@@ -110,23 +118,70 @@ def mean_error(results: Results) -> Numbers:
     return by_id(tensors.tensors(results).groupby("id")["error"].mean())
 
 
-@metric("mor", "explained_by_flushing", SHARE)
-def explained_by_flushing(results: Results) -> Numbers:
-    """Return how often a tensor's share of flushed values predicts correctly whether its error exceeds THRESHOLD.
-
-    The prediction is that the error exceeds THRESHOLD (MoR's 4.5 %) if and only if the share exceeds FLUSHED. A value
-    that is flushed to zero has an error of 100 %; FLUSHED is the share of such values that raises a tensor's error from
-    about 2.25 %, E4M3's error without flushed values, to THRESHOLD. The metric is the mean of two shares of correct
-    predictions: among tensors whose error exceeds THRESHOLD, and among all others. A trial that lacks one of these two
-    kinds of tensors is left out.
-    """
-    found = {}
-    for trial, seen in tensors.tensors(results).dropna(subset=["flushed"]).groupby("id"):
-        exceeds, flushes = seen["error"] > THRESHOLD, seen["flushed"] > FLUSHED
+def _by_side(results: Results) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
+    """Yield (trial, tensors whose error exceeds THRESHOLD, all others) for trials that have both."""
+    rows = tensors.tensors(results).dropna(subset=["flushed"])
+    for trial, seen in rows.groupby(KEY)[["error", "flushed"]].mean().groupby("id"):
+        exceeds = seen["error"] > THRESHOLD
         if exceeds.any() and not exceeds.all():
-            # Both shares have equal weight, because only few tensors exceed the threshold.
-            found[str(trial)] = fmean((float((flushes[exceeds]).mean()), float((~flushes[~exceeds]).mean())))
+            yield str(trial), seen[exceeds], seen[~exceeds]
+
+
+@metric("mor", "rescued_by_exact_zeros", SHARE)
+def rescued_by_exact_zeros(results: Results) -> Numbers:
+    """Return the share of tensors above THRESHOLD that would be below it if flushed values were kept exactly.
+
+    Each flushed value has a relative error of 1, so a tensor's error is then lower by its share of flushed values.
+    """
+    return {
+        trial: float((above["error"] - above["flushed"] < THRESHOLD).mean()) for trial, above, _ in _by_side(results)
+    }
+
+
+@metric("mor", "separated_by_flushing", SHARE)
+def separated_by_flushing(results: Results) -> Numbers:
+    """Return how often a tensor above THRESHOLD has a greater share of flushed values than one below it, by trial."""
+    found = {}
+    for trial, above, below in _by_side(results):
+        pairs = above["flushed"].to_numpy()[:, None] - below["flushed"].to_numpy()[None, :]
+        found[trial] = float((pairs > 0).mean() + (pairs == 0).mean() / 2)
     return found
+
+
+# -------------------------------------------------------------------------------- downstream scores
+
+
+@measure("mor", "M4")
+def m4(results: Results) -> Mapping[str, Measured]:
+    """Return the median distance of downstream scores from BF16's, in points, over tasks and partitions."""
+    arms = ("block", "tensor", "channel")
+    return {f"configuration {one}": median_distance(results, arms, {"configuration": one}) for one in ("1", "2")}
+
+
+@measure("mor", "M17")
+def m17(results: Results) -> Mapping[str, Measured]:
+    """Return the same median distance for two-way selection."""
+    return {"downstream scores": median_distance(results, ("two-way",), {"configuration": "1"})}
+
+
+def median_distance(results: Results, arms: Sequence[str], where: Mapping[str, str]) -> Measured:
+    """Return, by seed, the median over tasks and arms of |score − BF16's score|, in points."""
+    by_seed: dict[int, list[float]] = defaultdict(list)
+    ids: list[str] = []
+    for arm in arms:
+        found = scope_of(results, (arm, "bf16"), (), where)
+        if found is None:
+            return NotPlanned(f"not run at this scale ({results.scale_name})")
+        seeds = {member.id: member.cell.seed for member in found.results.members}
+        for ours, base in pairs_of(found):
+            ids += [ours, base]
+            for name in filter(SCORE.fullmatch, results.metrics()):
+                scores = found.results.numbers(name)
+                if {ours, base} <= set(scores):
+                    by_seed[seeds[ours]].append(100 * abs(scores[ours] - scores[base]))
+    values = tuple(median(one) for one in by_seed.values())
+    trials = tuple(dict.fromkeys(ids))
+    return Differences(values, trials=trials, observed=True) if values else NoData("no stored scores", trials)
 
 
 # -------------------------------------------------------------------------------- parameter norms
@@ -221,6 +276,28 @@ def gradients_by_part(seen: Seen) -> float:
     return mean(QKV, FC1) / mean(OUT, FC2)
 
 
+def early_fc1_gradients(seen: Seen) -> float:
+    """Return (least excess of FC1's gradient in the first 6/32 of the blocks) / (its mean in later blocks).
+
+    An excess is the amount by which an error exceeds E4M3's floor (see `excess`). At least two blocks count as
+    early, and the last block does not count.
+    """
+    count = max(2, round(len(seen.blocks) * FIRST_GRADIENTS / PAPERS_BLOCKS))
+    first, later = seen.blocks[:count], seen.blocks[count:-1]
+    return min(excess(seen.of(b, FC1, DY)) for b in first) / fmean(excess(seen.of(b, FC1, DY)) for b in later)
+
+
+def error_by_depth(seen: Seen) -> float:
+    """Return the rank correlation of a block's number and the error of its qkv and FC1 gradients, without the ends."""
+    between = seen.blocks[1:-1]
+    errors = [fmean(seen.of(block, part, DY) for part in (QKV, FC1)) for block in between]
+    return 0.0 if len(set(errors)) < 2 else float(stats.spearmanr(between, errors).statistic)
+
+
+def _mean_fallback(part: str) -> Of:
+    return lambda seen: fmean(seen.of(block, part, DY) for block in seen.blocks)
+
+
 def directions(seen: Seen) -> float:
     """Return the excess of a gradient in its worse direction divided by the excess in its better direction.
 
@@ -258,6 +335,10 @@ _register("gradients_by_part_ratio", gradients_by_part)
 _register("fc1_gradient_block_1_ratio", lambda seen: _ratio(seen.of(1, FC1, DY), seen.of(2, FC1, DY)))
 _register("fc2_directions_ratio", fc2_directions)
 _register("gradient_directions_ratio", directions)
+_register("fc1_gradient_early_ratio", early_fc1_gradients)
+_register("gradient_error_depth", error_by_depth, bounds=(-1.0, 1.0))
+_register("qkv_gradient_fallback", _mean_fallback(QKV), "fallback", SHARE)
+_register("fc1_gradient_fallback", _mean_fallback(FC1), "fallback", SHARE)
 _register("fc2_input_least_fallback", lambda s: min(s.of(b, FC2, X) for b in s.blocks), "fallback", SHARE)
 
 

@@ -92,10 +92,12 @@ mor.show("Table 3", "Figure 8", "Figure 9", "M6", "M7", "M8", "M23")
 # shade is the share of mini-batches whose error is in the range, and the line is the threshold.
 
 # %%
-mor.show("Figure 10", "M9", "M10", "M22", "Figure 11", "Figure 12", "M11", "Figure 13", "Figure 14")
+mor.show("Figure 10", "M9", "M10", "M24", "M22", "Figure 11", "Figure 12", "M11", "Figure 13", "M27", "Figure 14")
 
 # %%
-mor.show("Figure 15", "M12", "Figure 16", "M13", "M14", "Figure 17", "Figure 18", "Figure 19", "M15", "M16")
+mor.show(
+    "Figure 15", "M12", "Figure 16", "M25", "M13", "M14", "Figure 17", "M26", "Figure 18", "Figure 19", "M15", "M16"
+)
 
 # %% [markdown]
 # ## One decision for each block
@@ -113,7 +115,7 @@ mor.show("Table 4", "Figure 20", "Figure 21", "M17", "M18")
 # Two claims: that a bounded relative error is sufficient, and how the bound was chosen.
 
 # %%
-mor.show("M19", "M20")
+mor.show("M19", "M20", "M28")
 
 # %% [markdown]
 # ## Findings of our own

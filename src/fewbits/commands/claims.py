@@ -18,11 +18,11 @@ examples:
   fewbits claims study=mor scale=cpu
   fewbits claims study=mor scale=smoke --json
   fewbits claims --table > docs/claims.md         write the table of all claims and their tests, which needs no results
-  fewbits claims study=mor scale=cpu --spreads    print rows for analysis/engine/claims/spreads.yaml
+  fewbits claims study=mor scale=cpu --power --sd validation_loss=0.0007    what the planned seeds can detect
 """
-# The columns of the printed list. repeats: the number of seeds or trials; mde: the minimum detectable effect.
-HEADS = ("claim", "verdict", "effect", "90 % interval", "repeats", "mde", "margin or bound", "statement")
-RIGHT = ("effect", "repeats", "mde", "margin or bound")  # columns that are aligned to the right
+# The columns of the printed list. repeats: the number of seeds or trials; tokens: the effect as extra tokens.
+HEADS = ("claim", "verdict", "effect", "90 % interval", "repeats", "tokens", "margin or bound", "statement")
+RIGHT = ("effect", "repeats", "tokens", "margin or bound")  # columns that are aligned to the right
 
 
 def main(argv: Sequence[str]) -> int:
@@ -32,14 +32,20 @@ def main(argv: Sequence[str]) -> int:
     parser.add_store()
     parser.add_argument("--json", action="store_true", help="print JSON, as in the file verdicts.json of a report")
     parser.add_argument("--table", action="store_true", help="print all studies' claims and their tests as Markdown")
-    spreads = "print the standard deviations over seeds of differences between arms, as rows for spreads.yaml"
-    parser.add_argument("--spreads", action="store_true", help=spreads)
+    power = "print the effects that the planned seeds can detect, from the spreads of stored results or from --sd"
+    parser.add_argument("--power", action="store_true", help=power)
+    sd = "for --power: the standard deviation over seeds of a relative difference; can be repeated"
+    parser.add_argument("--sd", action="append", default=[], metavar="METRIC=VALUE", help=sd)
     options = parser.parse_intermixed_args(argv)
     if options.table:
         from fewbits.analysis.engine.claims.table import claims_table
 
         print(claims_table(), end="")
         return 0
+    try:
+        given = {name: float(value) for name, _, value in (word.partition("=") for word in options.sd)}
+    except ValueError:
+        parser.error("--sd: write METRIC=VALUE, for example --sd validation_loss=0.0007")
     if not options.overrides:
         parser.error("name a study, for example study=mor")
 
@@ -47,12 +53,10 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.analysis.views.claims import counts
 
     report = read_study(in_store(options.overrides, options.runs))
-    if options.spreads:
-        from fewbits.analysis.engine.claims.preview import spreads_of
+    if options.power:
+        from fewbits.analysis.engine.claims.preview import preview, preview_lines
 
-        for spread in spreads_of(report.study, report.results):
-            values = f"metric: {spread.metric}, sd: {spread.sd:g}, df: {spread.df}"
-            print(f"- {{study: {spread.study}, scale: {spread.scale}, {values}, source: here}}")
+        print("\n".join(preview_lines(preview(report.study, report.results, given))))
         return 0
     if options.json:
         print_json(report.record())
@@ -72,7 +76,7 @@ def _rows(verdict: Verdict) -> Iterator[tuple[str, ...]]:
     from fewbits.analysis.views.claims import view
 
     views = [view(one) for one in verdict.findings]
-    numbers = [(one.effect, one.bounds, one.repeats, one.mde, one.margin) for one in views]
+    numbers = [(one.effect, one.bounds, one.repeats, one.tokens, one.margin) for one in views]
     single = len(numbers) == 1
     yield (verdict.claim.id, str(verdict.outcome), *(numbers[0] if single else ("",) * 5), verdict.claim.statement)
     if verdict.outcome is not Outcome.REPRODUCED:

@@ -53,16 +53,12 @@ def print_memory(plan: Plan, device_bytes: float) -> int:
 def print_power(study: str, plan: Plan) -> None:
     """Print for each claim of a study the smallest effect that the planned seeds can detect, or why none can."""
     from fewbits.analysis.engine.claims.preview import preview, preview_lines
-    from fewbits.analysis.engine.claims.schema import load_claims, studies_with_claims
+    from fewbits.analysis.engine.claims.schema import studies_with_claims
     from fewbits.analysis.engine.results.frames import Results
 
     if study not in studies_with_claims():
         return
-    results = Results(plan)
-    if reason := load_claims(study).unfit.get(results.scale_name):
-        print(f"\nthis scale decides only claims that need no trials: {reason}")
-    else:
-        print("\n" + "\n".join(preview_lines(preview(study, results))))
+    print("\n" + "\n".join(preview_lines(preview(study, Results(plan)))))
 
 
 def _trial_rows(plan: Plan, statuses: Mapping[str, TrialStatus]) -> Iterator[tuple[str, str, str, str]]:

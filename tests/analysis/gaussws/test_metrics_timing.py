@@ -47,14 +47,19 @@ def measured(monkeypatch: pytest.MonkeyPatch, found: Bench[tuple[int, int]] | No
 
 def statuses(claim: str, data: Mapping[str, Measured]) -> list[Status]:
     parts = comparisons(load_claims("gaussws").claim(claim))
-    return [judge(one, data[one.part.data]).status for one in parts]
+    margins = [one.margin.value if one.margin else None for one in parts]
+    return [judge(one, data[one.part.data], margin).status for one, margin in zip(parts, margins, strict=True)]
 
 
 def test_the_shape_that_gains_least_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     both = dict.fromkeys(SHAPES, 1.5)
-    assert statuses("G18", measured(monkeypatch, generators(both))) == [Status.SUPPORTED, Status.SUPPORTED]
+    assert statuses("G18", measured(monkeypatch, generators(both))) == [
+        Status.SUPPORTED,
+        Status.SUPPORTED,
+        Status.OPPOSED,
+    ]
     slow = measured(monkeypatch, generators(both | {SHAPES[1]: 0.9}))
-    assert statuses("G18", slow) == [Status.OPPOSED, Status.SUPPORTED]
+    assert statuses("G18", slow) == [Status.OPPOSED, Status.SUPPORTED, Status.OPPOSED]
 
 
 def test_disturbed_turns_are_dropped_and_turns_are_the_unit(monkeypatch: pytest.MonkeyPatch) -> None:

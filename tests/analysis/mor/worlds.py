@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fewbits.analysis.engine.claims.probed import PREFIX
+from fewbits.analysis.engine.claims.pairs import PROBE
 from fewbits.analysis.studies.mor.tensors import PARTS, high
 from fewbits.kernels.quantizer import Mixture
 from fewbits.models.observer import BINS
@@ -44,7 +44,7 @@ class World(worlds.World):
     below: float | None = None
 
     def numerics(self, of: Plan, member: Member) -> list[dict[str, Any]]:
-        trial, arm, seed = of.trials[member.id].trial, str(member.cell.arm).removeprefix(PREFIX), member.cell.seed
+        trial, arm, seed = of.trials[member.id].trial, str(member.cell.arm).removeprefix(PROBE), member.cell.seed
         configuration = dict(member.cell.axes).get("configuration", "1")
         operands = {slot: str(o.spec) for slot, o in trial.recipe.operands.items() if isinstance(o.spec, Mixture)}
         if not any(":channel:" in spelled or "1x" in spelled for spelled in operands.values()):

@@ -30,32 +30,27 @@ controls:
     title: a wild arm is found to be worse
     parts: [{test: higher, arms: [wild], metrics: [loss], margin: {value: 0.005, relative: true, reason: r}}]
 claims:
-  - {id: M1, statement: No block saturates., place: section 2, sentence: "no <saturation>", parts: [{test: exact}]}
+  - {id: M1, statement: No block saturates., source: {place: s. 2, sentence: "no <saturation>"}, parts: [{test: exact}]}
   - id: M3
     statement: Both thresholds train to the loss of BF16.
-    place: Table 2
-    sentence: within half a percent
-    reach: outcome
-    stated: {parameters: 8.5e+9, tokens: 1.0e+12}
+    source: {place: Table 2, sentence: within half a percent}
     control: [wild]
-    margin: {value: 0.005, relative: true, reason: the paper's own bound}
-    parts: [{test: equivalent, arms: [mor], metrics: [loss], each: {recipe.threshold: ["0.0001", "0.045"]}}]
+    margin: {value: 0.005, reason: the paper's own bound}
+    parts:
+      - {test: equal, arms: [mor], metrics: [loss], where: {recipe.threshold: "0.0001"}}
+      - {test: equal, arms: [mor], metrics: [loss], where: {recipe.threshold: "0.045"}}
   - id: M4
     statement: Scores are alike.
-    place: Table 2
-    sentence: alike
-    parts: [{name: MMLU, out_of_reach: too large}]
+    source: {place: Table 2, sentence: alike}
+    parts: [{name: MMLU, needs: {other: too large}}]
   - id: M10
     statement: More data.
-    place: Figure 10
-    sentence: more
-    reach: mechanism
+    source: {place: Figure 10, sentence: more}
     parts: [{test: higher, arms: [absent]}]
   - id: own-1
     statement: Nothing passes a threshold of 0.01 %.
-    ours: true
     margin: {value: 0.001, relative: true, reason: r}
-    parts: [{test: equivalent, arms: [mor], metrics: [loss], where: {recipe.threshold: "0.0001"}}]
+    parts: [{test: equal, arms: [mor], metrics: [loss], where: {recipe.threshold: "0.0001"}}]
 """
 
 

@@ -155,7 +155,7 @@ def test_the_verdicts_are_those_of_the_registry(original: Made) -> None:
         assert found["claim"]["statement"] in original.page.words
         assert restored(found) == verdict
     assert record["flags"] == []
-    assert {"✓ reproduced", "? inconclusive", "– out of reach", "· not run"} <= set(
+    assert {"✓ reproduced", "? cannot tell", "– not testable here", "· not run"} <= set(
         re.findall(r"[✓✗?–·] [a-z ]*[a-z]", original.page.words)
     )
 
@@ -298,7 +298,7 @@ def test_the_index_says_what_the_reports_say_and_leads_to_them(original: Made, t
     record = json.loads(other.read_text())
     record["scale"], record["flags"] = "cpu", ["bf16, seed 0: missing"]
     first, *_, last = record["claims"]
-    record["claims"][first] |= {"outcome": "contradicted"}
+    record["claims"][first] |= {"outcome": "not reproduced"}
     del record["claims"][last]
     other.write_text(json.dumps(record))
     assert cli.main(["report", "--index", "--out", str(reports)]) == 0
@@ -311,7 +311,7 @@ def test_the_index_says_what_the_reports_say_and_leads_to_them(original: Made, t
     assert set(rows) == set(verdicts)
     for name, verdict in verdicts.items():
         assert str(verdict.outcome) in rows[name]
-    assert "contradicted" in rows[first]
+    assert "not reproduced" in rows[first]
     for folder in (original.folder.name, "mor-cpu"):
         assert f"{folder}/index.html" in page.links
         assert f"{folder}/index.html#{first}" in page.links
@@ -377,7 +377,7 @@ def test_claims_are_listed_in_the_terminal_as_in_the_report(original: Made, caps
     assert listed["M1"].startswith("reproduced")
     assert listed["M10"].startswith("not run")
     assert sum("because: " in line for line in lines) == 4
-    assert lines[-1].startswith("1 reproduced, 0 reproduced in part, 0 contradicted, 0 not seen at this scale, ")
+    assert "arithmetic and definitions: 1 reproduced" in lines[-1]
     assert cli.main(["claims", *original.overrides, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said == json.loads((original.folder / "verdicts.json").read_text())
@@ -411,9 +411,13 @@ def test_a_changed_figure_shows_its_changes(original: Made) -> None:
     assert before["text/html"] != after["text/html"]
 
 
-def test_claims_are_grouped_by_reach_with_sizes_beside_the_tally(original: Made) -> None:
+def test_claims_are_grouped_by_kind_with_sizes_beside_the_tally(original: Made) -> None:
     words = original.page.words
-    assert [words.index(title) for title in ("Exact claims", "Mechanism claims", "Training claims")] == sorted(
-        words.index(title) for title in ("Exact claims", "Mechanism claims", "Training claims")
+    assert [
+        words.index(title)
+        for title in ("The paper's empirical claims", "Arithmetic and definitions", "Our own findings")
+    ] == sorted(
+        words.index(title)
+        for title in ("The paper's empirical claims", "Arithmetic and definitions", "Our own findings")
     )
     assert re.search(r"parameters, .* tokens; up to \d+% of a quantized run's tokens in its own recipe", words)

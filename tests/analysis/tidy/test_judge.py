@@ -14,7 +14,9 @@ claims:
     statement: A threshold of 4.5 % is like one of 0.01 %.
     control: [wild]
     margin: {value: 0.5, relative: true, reason: "no <small> difference"}
-    parts: [{test: equivalent, arms: [mor], metrics: [loss], each: {recipe.threshold: ["0.0001", "0.045"]}}]
+    parts:
+      - {test: equal, arms: [mor], metrics: [loss], where: {recipe.threshold: "0.0001"}}
+      - {test: equal, arms: [mor], metrics: [loss], where: {recipe.threshold: "0.045"}}
 """
 
 
@@ -38,9 +40,9 @@ def test_a_claim_of_ones_own_gets_a_verdict(sweep: Runs, tmp_path: Path) -> None
     [
         ("claims: 1", "claims"),
         ("- a", "mapping"),
-        (CLAIMS.replace("equivalent", "equal"), "'equal': valid values are"),
+        (CLAIMS.replace("equal", "alike"), "'alike': valid values are"),
         (CLAIMS.replace("control: [wild]", "control: [tame]"), "tame"),
-        ("claims: [{id: a, statement: b, parts: [{test: exact}]}]", "claim a: the test exact"),
+        ("claims: [{id: a, statement: b, parts: [{test: exact}]}]", "a: the test exact"),
     ],
 )
 def test_wrong_claims_are_refused(sweep: Runs, tmp_path: Path, text: str, message: str) -> None:
