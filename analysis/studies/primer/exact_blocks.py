@@ -1,183 +1,188 @@
-"""Check claims of the primer's two texts (001, 002) about scales, blocks, rounding and sums.
-
-They are checked each time a report is made. The claims are in analysis/studies/primer/claims.yaml.
-"""
+"""Check statements of the primer's texts on scales, blocks, the Hadamard transform and stochastic rounding (3 to 6)."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+import torch
 
 from fewbits.analysis.engine.claims.hooks import exact
 from fewbits.analysis.engine.results.data import Exact
-from fewbits.analysis.studies.primer import blocks, sums
+from fewbits.analysis.studies.primer.samples import error, listed, outliers, relative_mse, rotated, scales, tensors
+from fewbits.kernels.accumulators import product
 from fewbits.kernels.api import fake_quantize
-
-ACCUMULATED = ("fp16", "bf16", "hopper-fp8")
-
-
-@exact("primer", "B4")
-def b4() -> Exact:
-    """Check that errors of low-precision sums of K products grow with K, and that FP32 sums have negligible errors.
-
-    The 95 % intervals of the errors at neighbouring values of K must not overlap.
-    """
-    grows = True
-    for name in ACCUMULATED:
-        found = [sums.errors(name, "uniform", k) for k in sums.LENGTHS]
-        grows &= all(b[0] - b[1] > a[0] + a[1] for a, b in pairwise(found))
-    exact_enough = max(sums.errors("fp32", d, k)[0] for d in ("uniform", "normal") for k in sums.LENGTHS)
-    last = sums.LENGTHS[-1]
-    shown = {
-        f"{name} {distribution}": sums.errors(name, distribution, last)
-        for name in ACCUMULATED
-        for distribution in ("uniform", "normal")
-    }
-    what = "; ".join(f"{name}: {mean:.2%} ± {half:.2%}" for name, (mean, half) in shown.items())
-    promoted = sums.errors("hopper-fp8-promoted", "uniform", last)[0]
-    notes = (
-        f"FP32 sums err by at most {exact_enough:.1e}; Hopper's FP8 sums that are added in FP32 every 128 products by "
-        f"{promoted:.2%} at K = {last}",
-        "errors are root mean squares of a row of the product, relative to the exact row; uniform numbers are "
-        "positive, so their sums grow, and bits of small products are lost when they are added to large sums",
-    )
-    return Exact(grows and exact_enough < 1e-5, f"relative error at K = {last}, {what}", notes)
-
-
-@exact("primer", "C8")
-def c8() -> Exact:
-    """Check that the largest relative error of FP16 sums of 4096 products is at least 2 %.
-
-    The primer's text 002 says that errors can reach 2 %.
-    """
-    k = sums.LENGTHS[-1]
-    fp16 = {d: sums.largest("fp16", d, k) for d in ("uniform", "normal")}
-    fp8 = {d: sums.largest("hopper-fp8", d, k) for d in ("uniform", "normal")}
-    what = (
-        f"largest error of an element at K = {k}, relative to the root mean square of the exact ones: FP16 sums "
-        f"{fp16['uniform']:.1%} of uniform and {fp16['normal']:.1%} of normal numbers, Hopper's FP8 sums "
-        f"{fp8['uniform']:.1%} and {fp8['normal']:.1%}"
-    )
-    notes = (
-        "DeepSeek-V3 reports a largest relative error near 2 % for Hopper's FP8 sums, which keep about 14 bits; the "
-        "text calls it an absolute error of FP16 buffers. How large it is depends on the distribution",
-    )
-    return Exact(max(fp16.values()) >= 0.02, what, notes)
+from fewbits.kernels.formats import TABLE
+from fewbits.kernels.packed import encode
+from fewbits.kernels.reference.rotation import hadamard
 
 
 @exact("primer", "B5")
 def b5() -> Exact:
-    scaled = {}
-    for factor in (1e-4, 1e4):
-        x = blocks.samples()["normal"] * factor
-        naive, fitted = (blocks.relative_mse(x, fake_quantize(x, f"e4m3{scale}")) for scale in ("", ":tensor:amax"))
-        scaled[factor] = naive, fitted
-    parts = {q: blocks.error_of("outliers", f"e4m3:{q}:amax") for q in ("tensor", "128x128", "1x128")}
-    integer = {q: blocks.error_of_small("outliers", f"e1m6finite:{q}:amax") for q in ("tensor", "1x128")}
-    holds = all(naive > 100 * fitted for naive, fitted in scaled.values())
-    holds &= parts["tensor"] > parts["128x128"] > parts["1x128"] and integer["tensor"] > 2 * integer["1x128"]
-    what = (
-        "relative MSE of E4M3, naive and scaled: "
-        + "; ".join(f"{naive:.2g} and {fitted:.2g} at {factor:g}" for factor, (naive, fitted) in scaled.items())
-        + ". With outliers: "
-        + ", ".join(f"{error:.2g} ({block})" for block, error in parts.items())
-    )
-    naive, fitted = blocks.error_of("normal", "e4m3"), blocks.error_of("normal", "e4m3:tensor:amax")
+    x = tensors()["normal"]
+    gains = {f"{f:g}": error(x * f, "e4m3") / error(x * f, "e4m3:tensor:amax") for f in (1e-4, 1.0, 1e4)}
+    parts = {block: error(outliers(1000), f"e4m3:{block}:amax") for block in ("tensor", "128x128", "1x128")}
+    what = f"squared error of naive / scaled casts of normal numbers times {listed(gains, '.3g')}"
+    holds = min(gains["0.0001"], gains["10000"]) > 100 and parts["tensor"] > parts["128x128"] > parts["1x128"]
+    return Exact(holds, f"{what}; with outliers and a scale for each {listed(parts, '.2g')}")
+
+
+@exact("primer", "C17")
+def c17() -> Exact:
+    largest = max(float((x * (1 / x.abs().max())).abs().max()) for x in tensors().values())
+    x = tensors()["lognormal"] / tensors()["lognormal"].abs().max()
+    zeros = {name: float((fake_quantize(x * n, "e4m3") == 0).float().mean()) for name, n in (("1", 1), ("448", 448))}
+    what = f"the largest scaled magnitude of five tensors is {largest:g}"
     notes = (
-        f"within E4M3's normal range the scale gains little: {naive:.2e} without and {fitted:.2e} with a scale",
-        f"relative MSE of the values that are no outliers, as INT8: {integer['tensor']:.2g} (tensor), "
-        f"{integer['1x128']:.2g} (1x128)",
+        f"E4M3's whole range needs a scale to 448; lognormal numbers that become 0, by scale: {listed(zeros, '.1%')}",
     )
-    return Exact(holds, what, notes)
+    return Exact(largest <= 1 + 2**-23, what, notes)
 
 
-@exact("primer", "B6")
-def b6() -> Exact:
-    found = {
-        name: (blocks.error_of(name, "e2m1:1x16:nvfp4"), blocks.error_of(name, "e2m1:1x16:e8m0"))
-        for name in blocks.samples()
+@exact("primer", "C23")
+def c23() -> Exact:
+    x, scale = tensors()["normal"], 1 / tensors()["normal"].abs().max()
+    errors = {
+        "scaling in FP32": relative_mse(x, x * scale * (1 / scale)) ** 0.5,
+        "E4M3": error(x * scale, "e4m3") ** 0.5,
     }
-    other = [name for name, (e4m3, e8m0) in found.items() if e4m3 >= e8m0]
-    what = "; ".join(f"{name} {e4m3:.5f} and {e8m0:.5f}" for name, (e4m3, e8m0) in found.items())
-    bell = all(found[name][0] < found[name][1] for name in ("normal", "Laplace", "t(4)", "lognormal", "outliers"))
-    notes = (
-        f"not for every distribution: the power of two is better for {', '.join(other)}"
-        if other
-        else "for all of these",
-    )
-    return Exact(bell, f"relative MSE with E4M3 and with E8M0 scales, blocks of 16: {what}", notes)
+    return Exact(errors["scaling in FP32"] < errors["E4M3"] / 1000, f"relative errors: {listed(errors, '.0e')}")
 
 
-@exact("primer", "B7")
-def b7() -> Exact:
-    found = {n: blocks.bits_per_element("e2m1:1x16:nvfp4", n // 16, 32) for n in (1024, 16384, 1 << 20)}
-    holds = all(bits == 4.5 + 32 / n for n, bits in found.items())
-    others = {q: blocks.bits_per_element(q, 1024) for q in ("e2m1:1x32:mx", "e2m3:1x32:mx", "e4m3:1x32:mx")}
-    shown = ", ".join(f"{bits:.6g} for {n:,} elements" for n, bits in found.items())
-    stored = ", ".join(f"{q} {bits:g}" for q, bits in others.items())
-    return Exact(holds, f"stored bits of an element of NVFP4: {shown}", (f"MX formats: {stored}",))
+@exact("primer", "C12")
+def c12() -> Exact:
+    error = f"{abs(-0.46617451310157776 / -0.4669240713119507 - 1):.2%}"
+    return Exact(error == "0.16%", f"the printed products differ by {error}")
+
+
+@exact("primer", "C27")
+def c27() -> Exact:
+    w, errors = tensors()["normal"][64:128].T.half().float(), {}
+    for factor in (2.0**-30, 1.0, 2.0**20):
+        x = tensors()["normal"][:64] * factor
+        s = 1 / x.abs().max()
+        made = ((x * s).half().float() @ w) / s, x.half().float() @ w
+        errors[f"{factor:.0e}"] = [relative_mse(x @ w, y) ** 0.5 for y in made]
+    what = "; ".join(f"X · {name}: {scaled:.1e} and {plain:.1e}" for name, (scaled, plain) in errors.items())
+    return Exact(max(scaled for scaled, _ in errors.values()) < 1e-3, f"relative errors with s and without, {what}")
+
+
+@exact("primer", "C16")
+def c16() -> Exact:
+    x, y = tensors()["normal"][:16], tensors()["normal"][16:32].T
+    (a, s), (b, t) = (((v * 127 / v.abs().max()).round().char(), v.abs().max() / 127) for v in (x, y))
+    off = float((product(a, b, "int32", scales=(s, t)) / ((a.double() * s) @ (b.double() * t)) - 1).abs().max())
+    return Exact(off < 1e-6, f"1,024 products: within {off:.0e}; INT32 holds any sum of {(2**31 - 1) // 128**2:,}")
 
 
 @exact("primer", "B8")
 def b8() -> Exact:
-    names = ("e2m1:1x16:nvfp4", "e2m1:1x32:mx", "e4m3:1x128:amax", "e2m1:16x16:nvfp4")
-    found = {q: blocks.transpose_difference(q) for q in names}
-    holds = found[names[-1]] == 0 and all(found[q] > 0 for q in names[:-1])
-    what = ", ".join(f"{q} {difference:.3f}" for q, difference in found.items())
-    return Exact(holds, f"‖Q(w) − Q(wᵀ)ᵀ‖ / ‖w‖: {what}")
+    w, quantizers = tensors()["normal"], ("e2m1:1x16:nvfp4", "e2m1:1x32:mx", "e4m3:1x128:amax", "e2m1:16x16:nvfp4")
+    gaps = {
+        q: float((fake_quantize(w, q) - fake_quantize(w.T.contiguous(), q).T).norm() / w.norm()) for q in quantizers
+    }
+    one, square = [*gaps.values()][:3], gaps["e2m1:16x16:nvfp4"]
+    return Exact(min(one) > 0 == square, f"‖Q(w) − Q(wᵀ)ᵀ‖ / ‖w‖: {listed(gaps, '.3f')}")
 
 
-@exact("primer", "A5")
-def a5() -> Exact:
-    dots = {n: blocks.padded_dot(n) for n in (1, 31, 32, 33, 100)}
+@exact("primer", "A19")
+def a19() -> Exact:
+    pair, spread = (outliers(1000)[:16, :512], outliers(1000)[16:32, :512]), {}
+    for block, size in (("tensor", 1), ("1x32", 32)):
+        values = [fake_quantize(x, f"e4m3:{block}:e8m0").double() for x in pair]
+        steps = [scales(x, f"e4m3:{block}:e8m0").repeat_interleave(size, -1) for x in pair]
+        factors = (values[0] @ values[1].T) / ((values[0] / steps[0]) @ (values[1] / steps[1]).T)
+        spread[block] = float(factors.max() - factors.min())
     return Exact(
-        all(a == b for a, b in dots.values()),
-        f"dot products of MXFP8 vectors of {', '.join(map(str, dots))} elements equal those of the padded vectors",
+        spread["tensor"] == 0 < spread["1x32"], f"range of the needed factors, scales for {listed(spread, '.2g')}"
     )
 
 
-@exact("primer", "A6")
-def a6() -> Exact:
-    found = {name: blocks.mx_rules(name) for name in blocks.samples()}
-    differ = all(rules["floor"] != rules["nearest"] for rules in found.values())
-    what = "; ".join(
-        f"{name} {rules['floor'][0]:.4f} ({rules['floor'][1]:.1%} saturate) and {rules['nearest'][0]:.4f}"
-        for name, rules in found.items()
-    )
-    notes = (
-        "the first statement is OCP's rule, which lets the largest elements of a block saturate; the second is another "
-        "rule with other scales. Which of the two errs less depends on the distribution",
-    )
+@exact("primer", "A17")
+def a17() -> Exact:
+    wrong = count = 0
+    for x in tensors().values():
+        for element in ("e2m1", "e4m3"):
+            ours = scales(x, f"{element}:1x32:mx").flatten()
+            rule = torch.frexp(x.view(-1, 32).abs().amax(1))[1] - 1 - TABLE[element].emax
+            wrong, count = wrong + int((ours != torch.exp2(rule.double())).sum()), count + ours.numel()
+    return Exact(wrong == 0, f"{count - wrong:,} of {count:,} scales of MXFP4 and MXFP8")
+
+
+@exact("primer", "A16")
+def a16() -> Exact:
+    x = torch.nn.functional.pad(tensors()["normal"][:2, :100], (0, 28))
+    a, b = (fake_quantize(v[None], "e4m3:1x32:mx").double().view(-1, 32) for v in x)
+    s, t = (scales(v[None], "e4m3:1x32:mx").view(-1, 1) for v in x)
+    whole = fake_quantize(x[:, :100], "e4m3:1x32:mx").double().prod(0).sum()
+    blocks = (s * t * ((a / s) * (b / t)).sum(1, True)).sum()
+    return Exact(bool(blocks == whole), f"100 elements of MXFP8: {whole:.9g}; as four padded blocks: {blocks:.9g}")
+
+
+@exact("primer", "A20")
+def a20() -> Exact:
+    largest, wrong = 0.0, 0
+    for x in (x * factor for x in tensors().values() for factor in (2.0**-30, 1.0, 2.0**30)):
+        stored = encode(x, "e2m1:1x16:nvfp4").scales
+        assert stored is not None
+        values = stored.view(torch.float8_e4m3fn).float()
+        largest, wrong = max(largest, float(values.max())), wrong + int(values.isnan().sum())
+    what = f"of 15 tensors the largest block scale is {largest:g}, E4M3's largest number; beyond it: {wrong}"
+    return Exact(largest == TABLE["e4m3"].max and wrong == 0, what)
+
+
+@exact("primer", "B7")
+def b7() -> Exact:
+    bits = {str(n): encode(torch.ones(n // 64, 64), "e2m1:1x16:nvfp4").bits_per_element for n in (1024, 1 << 20)}
     return Exact(
-        not differ, f"relative MSE of MXFP4 by the first statement (floor) and by the second (nearest): {what}", notes
+        all(b == 4.5 + 32 / int(n) for n, b in bits.items()), f"stored bits, by elements: {listed(bits, '.6g')}"
     )
 
 
-@exact("primer", "A7")
-def a7() -> Exact:
-    kept, flushed = blocks.flushed_subnormals("e2m1:1x32:mx")
-    wide = blocks.flushed_subnormals("e4m3:1x32:mx")
-    what = (
-        f"OCP's formats keep subnormals: relative MSE of MXFP4 {kept:.4f} with them and {flushed:.4f} without; of "
-        f"MXFP8 {wide[0]:.6f} and {wide[1]:.6f}"
-    )
-    return Exact(flushed <= kept, what)
+@exact("primer", "A21")
+def a21() -> Exact:
+    bits = {q: encode(torch.ones(16, 1024), q).bits_per_element for q in ("e2m1:1x32:mx", "e2m1:1x16:nvfp4")}
+    notes = ("a scale has 8 bits in both; MX's blocks are twice as long, and its tensors have no scale",)
+    return Exact(bits["e2m1:1x32:mx"] == 4.25 < bits["e2m1:1x16:nvfp4"], f"stored bits: {listed(bits, '.6g')}", notes)
 
 
-@exact("primer", "A8")
-def a8() -> Exact:
-    found = blocks.stochastic()
-    (bias, _), (none, noise) = found["nearest"], found["stochastic"]
-    what = (
-        f"in root mean squares of x, E2M1 in blocks of 16: nearest has a bias of {bias:.3f} and no variance; "
-        f"stochastic rounding has a bias of {none:.4f} and a standard deviation of {noise:.3f}"
-    )
-    return Exact(none < bias / 20 and noise > bias, what)
+@exact("primer", "B6")
+def b6() -> Exact:
+    errors = {name: [error(x, f"e2m1:1x16:{s}") for s in ("nvfp4", "e8m0")] for name, x in tensors().items()}
+    what = "; ".join(f"{name} {e4m3:.4f} and {e8m0:.4f}" for name, (e4m3, e8m0) in errors.items())
+    holds = all(e4m3 < e8m0 for name, (e4m3, e8m0) in errors.items() if name != "uniform")
+    return Exact(holds, f"relative squared errors with E4M3 and E8M0 scales, blocks of 16: {what}")
 
 
 @exact("primer", "A9")
 def a9() -> Exact:
-    before, after = blocks.kurtosis(False), blocks.kurtosis(True)
-    what = (
-        f"kurtosis of normal numbers with 0.1 % outliers: {before:.0f}, rotated {after:.0f} (normal numbers alone: 3)"
-    )
-    return Exact(after < before / 2, what)
+    x = {"before": outliers(1000), "after": rotated(outliers(1000)), "normal numbers": tensors()["normal"]}
+    kurtosis = {n: float(v.double().pow(4).mean() / v.double().square().mean() ** 2) for n, v in x.items()}
+    return Exact(kurtosis["after"] < kurtosis["before"] / 2, f"kurtosis: {listed(kurtosis, '.0f')}")
+
+
+@exact("primer", "A22")
+def a22() -> Exact:
+    matrices = [hadamard(torch.eye(2**k, dtype=torch.float64)) * 2 ** (k / 2) for k in range(9)]
+    off = max(float((h @ h.T - len(h) * torch.eye(len(h))).abs().max()) for h in matrices)
+    a, b = tensors()["normal"][:16], tensors()["normal"][16:32]
+    changed = relative_mse(a @ b.T, rotated(a) @ rotated(b).T) ** 0.5
+    what = f"H·Hᵀ differs from n·I by at most {off:.0e}, a product of transformed operands by {changed:.0e}"
+    return Exact(off < 1e-9 and changed < 1e-6, what)
+
+
+@exact("primer", "F2")
+def f2() -> Exact:
+    made = {
+        name: rotated(torch.ones(16, 16), signs) for name, signs in (("without signs", "none"), ("with signs", "te"))
+    }
+    crest = {name: float(y.abs().max() / y.norm() * 16) for name, y in made.items()}
+    what = f"largest / root mean square of 16 equal numbers, transformed: {listed(crest, '.3g')}"
+    return Exact(crest["with signs"] < crest["without signs"] == 4, what)
+
+
+@exact("primer", "A8")
+def a8() -> Exact:
+    x = tensors()["normal"][:64]
+    draws = torch.stack([fake_quantize(x, "e2m1:1x16:e8m0:stochastic", seed=seed) for seed in range(64)]).double()
+    nearest, deviation = error(x, "e2m1:1x16:e8m0") ** 0.5, float(draws.var(0).mean().sqrt())
+    bias = max(relative_mse(x, draws.mean(0)) - deviation**2 / 64, 0) ** 0.5  # less the noise of a mean of 64 draws
+    what = f"nearest: bias {nearest:.3f}, no deviation; stochastic: bias {bias:.4f}, deviation {deviation:.3f}"
+    return Exact(bias < nearest / 20 and deviation > nearest, what)

@@ -22,132 +22,93 @@ primer = read(study, *shlex.split(overrides), scale=scale, runs=runs).report
 primer.opening()
 
 # %% [markdown]
-# ## Verdicts
-
-# %%
-primer.summary()
-
-# %% [markdown]
-# ## A number in few bits
+# ## 1. Number formats
 #
-# A format ExMy has one sign bit, x bits of exponent and y bits of mantissa. In a binade, the range from a power of two
-# to the next one, neighbouring values have the same distance, the step; each binade further from zero has twice the
-# step. Below the smallest normal number the leading 1 is dropped, and the subnormals continue to zero with the same
-# step. Each format defines what its highest codes mean.
+# A format ExMy has one sign bit, x bits of exponent and y bits of mantissa. From a power of two to the next (a binade),
+# neighbouring values have the same distance, the step; each binade further from zero has twice the step. Below the
+# smallest normal number the leading 1 is dropped, and the subnormals continue to zero with the same step.
 
 # %%
-primer.show("Table F", "Figure G", "Figure H", "A1", "A2", "A3", "C1", "A11", "A12", "A13", "A14", "C22")
+primer.show("Figure 1", "Formats", "A1", "A2", "A11", "A13", "A14", "A24", "C1")
 
 # %% [markdown]
-# Rounding replaces a number by the nearest value of the grid, and by the one with an even mantissa if two are equally
-# near.
-
-# %%
-primer.show("Table N", "A4", "C6")
-
-# %% [markdown]
-# ## Casts
+# ## 2. Rounding
 #
-# A cast without a scale loses precision, turns small numbers into zero, and saturates or gives NaN beyond the range.
+# A cast takes the nearest value, and the one with an even mantissa if two are equally near. Small numbers become zero;
+# beyond the largest value, a cast saturates or gives infinity or NaN.
 
 # %%
-primer.show("Figure C", "Table 1", "Table 2", "Table 3", "B1", "C20", "C13", "Table L")
+primer.show("Figure 2", "Table 1", "Table 2", "Table 3", "B1", "C13", "A4")
 
 # %% [markdown]
-# ## Scales
+# ## 3. Scales
 #
 # A scale moves numbers into the format's range; it is computed from the largest magnitude of a tensor or of a block.
+# INT8 has one step for all numbers that share a scale, so one outlier erases the others; E4M3's steps are relative.
 
 # %%
-primer.show("B5", "Figure O", "C17", "C23", "C12", "C16")
+primer.show("Figure 3", "B5", "C17", "C23", "C12", "C27", "C16", "B8", "A19")
 
 # %% [markdown]
-# ## Scales for blocks
+# ## 4. MX and NVFP4
 #
-# In MX, 32 elements share a power of two as their scale; in NVFP4, 16 elements share an E4M3 scale, and the tensor has
-# one scale in FP32. The first text states MX's rule for the scale twice, and the two statements differ.
+# In MX, 32 elements share a power of two; in NVFP4, 16 elements share an E4M3 scale, and the tensor has one scale in
+# FP32. MX rounds the scale down, so the largest elements may saturate.
 
 # %%
-primer.show("Table W", "A15", "A16", "A5", "A17", "A18", "A7", "A20", "B7", "A21", "Figure B")
+primer.show("Figure 4", "A17", "A16", "A20", "B7", "A21", "B6")
 
 # %% [markdown]
-# Which power of two is the best scale depends on the distribution.
-
-# %%
-primer.show("Table S", "Figure S", "A6", "B6")
-
-# %% [markdown]
-# A weight and an activation are summed over one axis in the forward pass and over the other in the backward pass.
-# Blocks of one row follow the sum, so the two passes see different values of the same tensor.
-
-# %%
-primer.show("B8", "Figure T", "A19")
-
-# %% [markdown]
-# ## Rotation and stochastic rounding
-
-# %%
-primer.show("A8", "Figure N", "A9", "A22", "Figure R", "A10")
-
-# %% [markdown]
-# ## Sums
+# ## 5. The Hadamard transform
 #
-# A product of matrices adds thousands of numbers. Tensor cores align the products of elements with the largest of them,
-# drop the bits below its last bit, and add the rest. The errors below are only those of the sums; our sums agree bit by
-# bit with published models of the hardware.
+# It spreads an outlier over 16 values. That helps if one scale has to fit all; a block of 16 stores a single outlier
+# well without it. Random signs prevent that equal numbers become an outlier.
 
 # %%
-primer.show("Table K", "Figure K", "B4", "C7", "C21", "C8", "C14", "C15")
+primer.show("Figure 5", "A9", "A22", "F2")
 
 # %% [markdown]
-# ## Training
+# ## 6. Stochastic rounding
 #
-# Master weights keep updates that are smaller than a step of the weight's format. A scaled loss keeps small gradients
-# in FP16's range.
+# A number is rounded up with a probability in proportion to its distance from the lower neighbour, so the mean of many
+# roundings is the number itself. One rounding errs more than rounding to nearest.
 
 # %%
-primer.show("C2", "Policies", "Figure L", "C9", "B2", "F1", "Figure E", "C4", "C5", "B3", "C10", "C11")
+primer.show("Figure 6", "A8")
 
 # %% [markdown]
-# In eight bits, a wider exponent (E5M2 instead of E4M3) takes a bit from the mantissa. With a scale for each tensor,
-# most gradients are in the range of both formats.
-
-# %%
-primer.show("Eight bits", "A23", "B9", "Figure F", "C25")
-
-# %% [markdown]
-# ## Memory and speed
-
-# %%
-primer.show("C3", "C18", "Table M", "Figure M", "C19", "C24")
-
-# %% [markdown]
-# ## More of our own measurements
-
-# %%
-primer.own()
-
-# %% [markdown]
-# ## Discussion
-
-# %%
-primer.remarks()
-
-# %% [markdown]
-# ## Assumptions
+# ## 7. Dot products and accumulators
 #
-# Our copy of the first text lacks its formulas. We inferred the mean number of bits of NVFP4 and the value that MX
-# gives to numbers below its smallest normal number. The second text does not seed its examples, so we recompute exactly
-# the tables whose inputs it prints, and do not compare the others.
+# A product of matrices adds thousands of numbers. Tensor cores align products with the largest of them and drop the
+# bits below its last bit. The errors below are those of the sums alone.
 
 # %%
-primer.not_printed()
+primer.show("Figure 7", "B4", "C8", "C14", "C21")
 
 # %% [markdown]
-# ## Out of reach
+# ## 8. Mixed precision and master weights
+#
+# Products have low precision; FP32 master weights keep updates that are smaller than a step of the weight's format.
 
 # %%
-primer.unreached()
+primer.show("Figure 8", "Policies", "C2", "C26", "C9", "B2", "F1", "C19", "C24", "C28")
+
+# %% [markdown]
+# ## 9. Loss scaling
+#
+# Gradients are scaled with the loss, into FP16's range, and divided by the scale before the update.
+
+# %%
+primer.show("Figure 9", "C5", "C4", "B3", "C10", "C11")
+
+# %% [markdown]
+# ## 10. Recipes of today
+#
+# DeepSeek-V3 casts the operands of linear layers to E4M3 in small blocks. The study `nvfp4` tests which layers and
+# passes need more precision in four bits, `mor` a choice of the format for each tensor.
+
+# %%
+primer.show("Figure 10", "A23", "B9", "C25")
 
 # %% [markdown]
 # ## Provenance
