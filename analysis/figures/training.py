@@ -267,7 +267,7 @@ def zoomed_panels(shown: Sequence[Shown]) -> list[list[Panel]]:
     rows: list[list[Panel]] = []
     for of in dict.fromkeys(id(row.of) for row in shown):
         each = [row for row in shown if id(row.of) == of]
-        levels = [row.level_panel("") for row in each[:2]]
+        levels = [replace(row.level_panel(""), title=row.metric.title) for row in each[:2]]
         rows.append([levels[0], *(replace(one, y_label="") for one in (levels[1], _end_of(levels[1])))])
         rows.append([row.change_panel(title=f"Δ {row.metric.title.partition(' ')[0].lower()}, %") for row in each])
     return rows
@@ -283,8 +283,9 @@ def _end_of(panel: Panel) -> Panel:
         kept = line.x >= left
         band = line.band and (line.band[0][kept], line.band[1][kept])
         lines += [replace(line, x=line.x[kept], y=line.y[kept], band=band)] if kept.any() else []
-    title = panel.title.partition(",")[0] + ", end"
-    return replace(panel, title=title, lines=tuple(lines), branches_at=None, x_ticks=2)
+    return replace(
+        panel, title=f"{panel.title.partition(' ')[0]}, end", lines=tuple(lines), branches_at=None, x_ticks=2
+    )
 
 
 def _share_axis(shown: Sequence[Shown]) -> bool:
@@ -334,7 +335,7 @@ def notes_of(shown: Sequence[Shown], zoom: bool = False) -> tuple[str, ...]:
     if any(row.metric.every_step for row in shown):
         notes.append(f"The training loss is averaged over steps to {series.POINTS} points of each curve.")
     if any(row.metric.moving for row in shown):
-        notes.append("Average and maximum losses are moving averages over steps, with α = 1/16 and 1/128.")
+        notes.append("Average and maximum losses, in nats, are moving averages over steps, with α = 1/16 and 1/128.")
     if any(row.paper_changes for row in shown):
         notes.append("The paper's final numbers are hollow marks at the right, or arrows if they are far from ours.")
     for row in shown:

@@ -46,6 +46,11 @@ COLUMNS = {  # by id of a column of Table 1, the optimizer and the recipe
     for optimizer in ("adamw", "adam-mini")
     for recipe in (PLAIN, "gaussws", "diffq")
 }
+OWN = {  # by quantity, the title and the unit of a row of a model that the paper does not have
+    "speed": ("{} (ours)", "10³ tokens/s"),
+    "overhead": ("Overhead of {} (ours)", "%"),
+    "memory": ("{} (ours)", "GiB"),
+}
 T = TypeVar("T")
 
 
@@ -249,18 +254,19 @@ def table_1(results: Results) -> Table:
     if found is None:
         return NoData("not measured; run `fewbits bench train --store`, or `make reproduce-gaussws`")
     missing = not_planned(results)
+    lines = [(row.title, row.unit, *row.id.partition("-")[::2], row.id) for row in printed.rows]
+    own = [name for name in found.timed if name not in MODELS.values()]
+    lines += [(title.format(name), unit, what, name, "") for name in own for what, (title, unit) in OWN.items()]
     rows = []
-    for row in printed.rows:
-        what, _, size = row.id.partition("-")
+    for title, unit, what, size, row in lines:
         cells = []
         for column in printed.columns:
-            value, place = printed.value(row.id, column.id), COLUMNS[column.id]
-            arms = found.timed.get(MODELS.get(size, ""), {})
+            value, place = printed.value(row, column.id) if row else None, COLUMNS[column.id]
+            arms = found.timed.get(MODELS.get(size, size), {})
             ours = _measured(arms, what, place) if size else _mean_overhead(found, place)
             blank = value is None and ours is None
             cells.append(BLANK if blank else TableCell(ours or missing, value, printed.source, comparable=False))
-        rows.append(TableRow(row.title, tuple(cells), row.unit))
-    rows += [row for name in found.timed if name not in MODELS.values() for row in _own_rows(found, name)]
+        rows.append(TableRow(title, tuple(cells), unit))
     amounts = {name: next(iter(of.values())).amount for name, of in found.timed.items()}
     notes = (
         "Ours: the last measurements of `fewbits bench train --store` in this store; the paper's are from an A100-40G",
@@ -290,16 +296,6 @@ def _mean_overhead(found: Bench[str], place: tuple[str, str]) -> Value | None:
     """Return 1 minus the geometric mean over models of (throughput of an arm) / (throughput of plain BF16)."""
     kept = [1 - one[0] for arms in found.timed.values() if (one := overhead(arms, *place)) is not None]
     return Value(1 - math.prod(kept) ** (1 / len(kept)), None, len(kept)).times(PERCENT) if kept else None
-
-
-def _own_rows(found: Bench[str], name: str) -> list[TableRow]:
-    """Return rows of speed, overhead and memory for a model that the paper's table does not have."""
-    titles = {"speed": (name, "10³ tokens/s"), "overhead": (f"Overhead of {name}", "%"), "memory": (name, "GiB")}
-    rows = []
-    for what, (title, unit) in titles.items():
-        cells = [_measured(found.timed[name], what, place) for place in COLUMNS.values()]
-        rows.append(TableRow(f"{title} (ours)", tuple(BLANK if v is None else TableCell(v) for v in cells), unit))
-    return rows
 
 
 @figure("gaussws", "Figure 6")
