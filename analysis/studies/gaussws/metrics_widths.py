@@ -1,4 +1,4 @@
-"""The learned bit widths: metrics of claims, Figure 5 (by layer, at the end) and our Figure D (over training).
+"""The learned bit widths: metrics of claims, and Figure 5 (by layer, at the end).
 
 Each 32x32 square of a weight has a bit width. During training, the observer (models/observer.py) records for each layer
 the mean, standard deviation and extremes of its widths, and the shares of its parameters with at most 5, 9 and 12 bits.
@@ -24,9 +24,8 @@ from fewbits.analysis.engine.claims.hooks import metric
 from fewbits.analysis.engine.results.data import NoData
 from fewbits.analysis.engine.results.frames import Results, last_windows
 from fewbits.analysis.engine.results.places import not_planned, sweep_places, trial_ids
-from fewbits.analysis.figures.curves import Line, Panel, curve_figure
 from fewbits.analysis.figures.panels import legend, panels, rule_key
-from fewbits.analysis.figures.theme import BASELINE, SMALL, STYLES, theme
+from fewbits.analysis.figures.theme import SMALL, theme
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
 from fewbits.experiments.optimization.schedules import factor
@@ -38,7 +37,6 @@ from fewbits.sweeps.planning.store import State
 
 OURS = "gaussws"
 FAMILIES = {"GPT-2": "gpt2", "Llama 2": "llama2", "Llama 2, 1B": "large"}  # by name, the sweep
-PARTS = {"qkv": 0, "out": 1, "up": 2, "down": 3}  # by part of a block, the index of its style in STYLES
 COLUMNS = ("bits_mean", "bits_std", "bits_min", "bits_max", *(f"bits_to_{tier}" for tier in TIERS))
 DOTTED, DASHED = (1, 2), (5, 2)
 
@@ -140,23 +138,13 @@ _metric("to_twelve_bits", lambda one: one.tiers[12], (0.0, 1.0))
 # -------------------------------------------------------------------------------- figures
 
 
-def _by_family(results: Results, end: bool) -> tuple[dict[str, Results], dict[str, pd.DataFrame]]:
-    """Return the sweeps whose arm `gaussws` is planned, and its widths if there are any, by name of the family."""
-    found = {name: sweep_places(results, sweep) for name, sweep in FAMILIES.items()}
-    there = {name: part for name, part in found.items() if isinstance(part, Results) and part.has(OURS)}
-    frames = {name: at_the_end(recorded(part)) if end else recorded(part) for name, part in there.items()}
-    frames = {name: rows[rows["arm"] == OURS] for name, rows in frames.items()}
-    return there, {name: rows for name, rows in frames.items() if not rows.empty}
-
-
-def _ids(found: Mapping[str, pd.DataFrame]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(str(key) for rows in found.values() for key in rows["id"]))
-
-
 @figure("gaussws", "Figure 5")
 def figure_5(results: Results) -> Picture:
     """Draw the mean, standard deviation and extremes of each layer's widths, for each family of models."""
-    there, ended = _by_family(results, end=True)
+    found = {name: sweep_places(results, sweep) for name, sweep in FAMILIES.items()}
+    there = {name: part for name, part in found.items() if isinstance(part, Results) and part.has(OURS)}
+    frames = {name: at_the_end(recorded(part)) for name, part in there.items()}
+    ended = {name: rows for name, all_rows in frames.items() if len(rows := all_rows[all_rows["arm"] == OURS])}
     if not ended:
         return NoData("no bit widths of GaussWS") if there else not_planned(results)
 
@@ -186,7 +174,8 @@ def figure_5(results: Results) -> Picture:
         "in Llama 2. Means are over seeds, extremes over all seeds. Right: the shares of parameters with at most 5, 9 "
         "and 12 bits, the widths that FP8 E3M4, BF16 and FP16 can represent.",
     )
-    return FigureResult(draw, _ids(ended), notes)
+    ids = tuple(dict.fromkeys(str(key) for rows in ended.values() for key in rows["id"]))
+    return FigureResult(draw, ids, notes)
 
 
 def _draw_layers(axes: Axes, rows: pd.DataFrame) -> None:
@@ -213,39 +202,3 @@ def _draw_layers(axes: Axes, rows: pd.DataFrame) -> None:
     axes.tick_params(axis="x", length=0)
     axes.margins(x=0.01)
     axes.grid(False)
-
-
-@figure("gaussws", "Figure D", "Bit widths over training, by part of a block")
-def figure_d(results: Results) -> Picture:
-    """Draw over training the mean width of each part of a block, and the shares of narrow widths, for each family."""
-    planned, there = _by_family(results, end=False)
-    if not there:
-        return NoData("no bit widths of GaussWS") if planned else not_planned(results)
-
-    def draw() -> Figure:
-        last = [*there][-1]
-        rows = [[_mean_panel(name, one, name == last), _tier_panel(one, name == last)] for name, one in there.items()]
-        return curve_figure(rows, height=0.45 + 1.6 * len(there), columns=6, sharex="row")
-
-    notes = ("Means over seeds and blocks. On the right, layers are weighted by their parameters.",)
-    return FigureResult(draw, _ids(there), notes)
-
-
-def _line(values: pd.Series, label: str, width: float | None = None) -> Line:
-    style = BASELINE if width else STYLES[PARTS[label]]
-    return Line(values.index.to_numpy(float), values.to_numpy(float), style, label, points=False, width=width)
-
-
-def _mean_panel(name: str, rows: pd.DataFrame, last: bool) -> Panel:
-    lines = [_line(one.groupby("step")["bits_mean"].mean(), str(part)) for part, one in rows.groupby("part")]
-    return Panel(f"{name}: mean bits", tuple(lines), x_label="steps" * last)
-
-
-def _tier_panel(rows: pd.DataFrame, last: bool) -> Panel:
-    sizes = rows.groupby("step")["size"].sum()
-    lines = [
-        _line((rows[f"bits_to_{tier}"] * rows["size"]).groupby(rows["step"]).sum() / sizes, f"≤ {tier}", width)
-        for tier, width in zip(TIERS, (0.8, 1.4, 2.2), strict=True)
-    ]
-    limits = (-0.04, 1.04)
-    return Panel("share of parameters, %", tuple(lines), x_label="steps" * last, y_axis="percent", y_limits=limits)
