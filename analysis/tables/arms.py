@@ -41,7 +41,7 @@ class ArmsTable:
     losses: str = ""  # the baseline of three columns with changes of LOSSES; if empty, there are no such columns
     losses_title: str = "{}"  # the titles of these three columns; {} is the name of the loss
     columns: tuple[ArmsColumn, ...] = ()  # further columns
-    row: str = ""  # the titles of rows, with {} for each axis value; if empty, the arms' titles
+    row: str = ""  # the titles of rows, with {} for each axis value and {arm}; if empty, the arms' titles
     titles: dict[str, str] = field(default_factory=dict)  # arm → title, instead of the title in arms.yaml
     unit: str = "%"
     notes: tuple[str, ...] = ()
@@ -72,7 +72,8 @@ def arms_table(results: Results, study: str, of: ArmsTable) -> Table:
         seen.add(trials)
         cells = [_cell(part, study, column, arm, where) for column in of.all_columns]
         uneven |= bool(of.losses) and cells[0] is BLANK
-        title = of.row.format(*map(_number, where.values())) if of.row else of.titles.get(arm, table.title(arm))
+        title = of.titles.get(arm, table.title(arm))
+        title = of.row.format(*map(_number, where.values()), arm=title) if of.row else title
         rows.append(TableRow(title, tuple(cells), of.unit))
     notes = (
         "The training loss is a mean over the last tenth of a run; it is blank for arms whose runs do not have the "

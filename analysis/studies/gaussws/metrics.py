@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 from fewbits.analysis.engine.claims.hooks import measure, metric
 from fewbits.analysis.engine.claims.pairs import formula, scope_of
-from fewbits.analysis.engine.results.data import CannotFail, Differences, Measured, NoData, NotPlanned
+from fewbits.analysis.engine.results.data import CannotFail, Differences, Measured, NoData
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.pairing import AlsoDiverged
-from fewbits.analysis.studies.gaussws.metrics_widths import finals
+from fewbits.analysis.engine.results.places import not_planned
+from fewbits.analysis.studies.gaussws.metrics_widths import OURS, Final, finals
 from fewbits.sweeps.planning.store import State
 
 LOSS = "validation_loss"
@@ -21,6 +23,7 @@ NEAR_NINE = 8.5  # bits; if the widths of no square exceed this, nothing could f
 # -------------------------------------------------------------------------------- divergence and recovery
 
 TENTHS = 10
+RISE = 0.1  # was fixed before the first run
 LOST = 1e3  # the value of `unrecovered` for a run that stopped with infinite losses
 
 
@@ -51,6 +54,21 @@ metric("gaussws", "unrecovered")(_unrecovered(1.0))
 metric("gaussws", "unrecovered_at_half")(_unrecovered(0.5))
 
 
+@metric("gaussws", "rise")
+def rise(results: Results) -> Mapping[str, float]:
+    """Return by trial the training loss over its trunk's, minus 1; each loss is the mean of a run's last tenth."""
+    late, parents = results.late("loss"), {m.id: results.plan.trials[m.id].parent for m in results.members}
+    return {key: late[key] / late[parent] - 1 for key, parent in parents.items() if parent in late and key in late}
+
+
+@metric("gaussws", "left", (0.0, 1.0))
+def left(results: Results) -> Mapping[str, float]:
+    """Return by trial whether it leaves its trunk's level: it diverges, or its loss rises by more than RISE."""
+    states = dict(zip(results.trials["id"], results.trials["state"], strict=True))
+    found = {key: float(not value <= RISE) for key, value in rise(results).items() if states[key] == State.DONE}
+    return AlsoDiverged(found | {key: 1.0 for key, state in states.items() if state == State.DIVERGED})
+
+
 @metric("gaussws", f"{LOSS}_throughout")
 def loss_throughout(results: Results) -> Mapping[str, float]:
     """Return by trial the mean validation loss over all evaluations."""
@@ -60,7 +78,18 @@ def loss_throughout(results: Results) -> Mapping[str, float]:
 
 # -------------------------------------------------------------------------------- numbers of several arms
 
-Values = Mapping[str, float]
+
+def _ratio(results: Results, over: Sequence[str], under: Sequence[str]) -> Measured:
+    """Return (product of the losses `over`) / (product of the losses `under`) − 1, for each seed.
+
+    A loss is "SWEEP/ARM", or "SWEEP/ARM METRIC" for a metric other than the validation loss.
+    """
+    arms = {}
+    for name in (*over, *under):
+        place, _, metric_name = name.partition(" ")
+        sweep, _, arm = place.partition("/")
+        arms[name] = ((sweep,), arm, metric_name or LOSS)
+    return formula(results, arms, lambda of: prod(of[a] for a in over) / prod(of[b] for b in under) - 1)
 
 
 @measure("gaussws", "G12")
@@ -70,44 +99,24 @@ def optimizers(results: Results) -> Mapping[str, Measured]:
     AdamW's arms are those at the low learning rate if the arms with Adam-mini have that rate, as at scale paper.
     """
     rates = {_rate(results, "gpt2-mini", "adam-mini"), _rate(results, "gpt2", "bf16-low")}
-    end = "-low" if len(rates) == 1 and None not in rates else ""
-    arms = {name: (("gpt2",), f"{name}{end}", LOSS) for name in ("bf16", "gaussws", "diffq")}
-    mini = {"bf16": "adam-mini", "gaussws": "adam-mini-gaussws", "diffq": "adam-mini-diffq"}
-    arms |= {f"mini {name}": (("gpt2-mini",), arm, LOSS) for name, arm in mini.items()}
-
-    def interaction(of: Values) -> float:
-        return (of["mini gaussws"] / of["mini bf16"]) / (of["gaussws"] / of["bf16"]) - 1
-
-    def chosen(*names: str) -> dict[str, tuple[tuple[str, ...], str, str]]:
-        return {name: arms[name] for name in names}
-
+    low = "-low" if len(rates) == 1 and None not in rates else ""
+    mini = "gpt2-mini/adam-mini"
     return {
-        "no interaction": formula(results, chosen("mini gaussws", "mini bf16", "gaussws", "bf16"), interaction),
-        "DiffQ improves": formula(
-            results, chosen("mini diffq", "diffq"), lambda of: of["mini diffq"] / of["diffq"] - 1
-        ),
+        "no interaction": _ratio(results, [f"{mini}-gaussws", f"gpt2/bf16{low}"], [mini, f"gpt2/gaussws{low}"]),
+        "DiffQ improves": _ratio(results, [f"{mini}-diffq"], [f"gpt2/diffq{low}"]),
     }
 
 
 @measure("gaussws", "G20")
 def adam_mini(results: Results) -> Mapping[str, Measured]:
     """Return by how much Adam-mini's loss over AdamW's is greater with GaussWS than with BF16, in Llama 2."""
-    arms = {name: (("llama2",), name, LOSS) for name in ("bf16", "gaussws")}
-    arms |= {
-        f"mini {name}": (("llama2-mini",), f"adam-mini{end}", LOSS)
-        for name, end in (("bf16", ""), ("gaussws", "-gaussws"))
-    }
-
-    def beside(of: Values) -> float:
-        return (of["mini gaussws"] / of["gaussws"]) / (of["mini bf16"] / of["bf16"]) - 1
-
-    return {"Adam-mini beside AdamW": formula(results, arms, beside)}
+    mini = "llama2-mini/adam-mini"
+    return {"Adam-mini beside AdamW": _ratio(results, [f"{mini}-gaussws", "llama2/bf16"], [mini, "llama2/gaussws"])}
 
 
 def _rate(results: Results, sweep: str, arm: str) -> float | None:
     """Return an arm's learning rate; None if the plan does not have the arm."""
-    found = (m.id for m in results.members if (m.cell.sweep, m.cell.arm) == (sweep, arm))
-    trial = next(found, None)
+    trial = next((m.id for m in results.members if (m.cell.sweep, m.cell.arm) == (sweep, arm)), None)
     return None if trial is None else results.plan.trials[trial].trial.optimizer.lr
 
 
@@ -119,49 +128,45 @@ def narrow(results: Results) -> Mapping[str, Measured]:
     """
     ends = finals(results)
     widths = {trial: one.mean for trial, one in ends.items()}
-    sweep, arm = ("widths", "lambda-0") if "widths" in {m.cell.sweep for m in results.members} else ("gpt2", "gaussws")
-    arms = {"gpt2": ((sweep,), arm, widths), "llama2": (("llama2",), "gaussws", widths)}
-    difference = formula(results, arms, lambda of: of["gpt2"] - of["llama2"], relative=False)
-    made: dict[str, Measured] = {
-        "GPT-2's mean width above Llama 2's": replace(difference, observed=True, noise=None)
-        if isinstance(difference, Differences)
-        else difference
-    }
-    for name, family in {"GPT-2": "gpt2", "Llama 2": "llama2"}.items():
-        found = scope_of(results, ("gaussws",), (family,))
-        if found is None:
-            made[f"up to 9 bits in {name}"] = NotPlanned(f"not run at this scale ({results.scale_name})")
-            continue
-        trials = {m.id: ends[m.id] for m in found.results.members if m.cell.arm == "gaussws" and m.id in ends}
-        if not trials:
-            data: Measured = NoData("no learned widths")
-        elif max(one.highest for one in trials.values()) < NEAR_NINE:
-            data = CannotFail(
-                f"no width came near 9 bits (the greatest: {max(o.highest for o in trials.values()):.2f})"
-            )
-        else:
-            data = Differences(tuple(one.tiers[9] for one in trials.values()), trials=tuple(trials), observed=True)
-        made[f"up to 9 bits in {name}"] = data
-    return made
+    sweep, arm = ("widths", "lambda-0") if "widths" in {m.cell.sweep for m in results.members} else ("gpt2", OURS)
+    arms = {"gpt2": ((sweep,), arm, widths), "llama2": (("llama2",), OURS, widths)}
+    difference: Measured = formula(results, arms, lambda of: of["gpt2"] - of["llama2"], relative=False)
+    if isinstance(difference, Differences):
+        difference = replace(difference, observed=True, noise=None)
+    shares = {f"up to 9 bits in {name}": _up_to_nine(results, family, ends) for name, family in FAMILIES.items()}
+    return {"GPT-2's mean width above Llama 2's": difference, **shares}
 
 
-def _cast_cost(family: str, form: str) -> Callable[[Results], Measured]:
-    """Return the function that computes the relative change of the loss by a cast of the weights."""
-    arms = {"cast": ((family,), "gaussws", f"{LOSS}_{form}"), "uncast": ((family,), "gaussws", f"{LOSS}_unquantized")}
-    return lambda results: formula(results, arms, lambda of: of["cast"] / of["uncast"] - 1)
+def _up_to_nine(results: Results, family: str, ends: Mapping[str, Final]) -> Measured:
+    found = scope_of(results, (OURS,), (family,))
+    if found is None:
+        return not_planned(results)
+    trials = {m.id: ends[m.id] for m in found.results.members if m.cell.arm == OURS and m.id in ends}
+    if not trials:
+        return NoData("no learned widths")
+    greatest = max(one.highest for one in trials.values())
+    if greatest < NEAR_NINE:
+        return CannotFail(f"no width came near 9 bits (the greatest: {greatest:.2f})")
+    return Differences(tuple(one.tiers[9] for one in trials.values()), trials=tuple(trials), observed=True)
+
+
+def _cast(results: Results, family: str, form: str) -> Measured:
+    """Return the relative change of the loss by a cast of the weights."""
+    arm = f"{family}/{OURS} {LOSS}"
+    return _ratio(results, [f"{arm}_{form}"], [f"{arm}_unquantized"])
 
 
 @measure("gaussws", "G19")
 def cast(results: Results) -> Mapping[str, Measured]:
-    """Return the relative change of the loss if weights are cast to the formats of their learned widths."""
-    return {f"learned widths, {name}": _cast_cost(of, "cast")(results) for name, of in FAMILIES.items()}
+    """Return the changes of the loss if weights are cast to the formats of their learned widths."""
+    return {f"learned widths, {name}": _cast(results, family, "cast") for name, family in FAMILIES.items()}
 
 
 @measure("gaussws", "narrow-costs")
 def narrow_gpt2(results: Results) -> Mapping[str, Measured]:
-    return {"three bits, GPT-2": _cast_cost("gpt2", "narrow")(results)}
+    return {"three bits, GPT-2": _cast(results, "gpt2", "narrow")}
 
 
 @measure("gaussws", "narrow-costs-llama2")
 def narrow_llama2(results: Results) -> Mapping[str, Measured]:
-    return {"three bits, Llama 2": _cast_cost("llama2", "narrow")(results)}
+    return {"three bits, Llama 2": _cast(results, "llama2", "narrow")}

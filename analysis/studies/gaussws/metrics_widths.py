@@ -8,7 +8,7 @@ A number for a whole model is a mean over its layers, weighted by their numbers 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from statistics import fmean

@@ -1,102 +1,21 @@
-"""GaussWS's tables B.1 (properties of methods), C.1 (needed bits), E.1 (settings), and our Table A (instability).
-
-Table A counts how many trials become unstable at too high learning rates. The paper's BF16 run diverges after 30 G
-tokens; at most scales we cannot train that long. Here arms start from a trunk's checkpoint and continue at 3, 10 and 30
-times its learning rate (reasons: sweeps/config/gaussws/stability.yaml). The criterion was fixed before the first run: a
-trial *leaves the trunk's level* if it diverges, or if its training loss, over the last tenth of its steps, is more than
-10 % above the trunk's.
-"""
+"""GaussWS's tables B.1 (properties of methods), C.1 (needed bits) and E.1 (settings)."""
 
 from __future__ import annotations
 
-from itertools import product
-from typing import NamedTuple
-
-import numpy as np
-
-from fewbits.analysis.engine.results.arms import BASELINE, arm_table
+from fewbits.analysis.engine.results.arms import BASELINE
 from fewbits.analysis.engine.results.data import NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import Column, paper
-from fewbits.analysis.engine.results.places import not_planned, sweep_places, trial_ids
-from fewbits.analysis.report.items import Ours, Setting, Table, TableCell, TableResult, TableRow, Value
+from fewbits.analysis.engine.results.places import sweep_places, trial_ids
+from fewbits.analysis.report.items import Ours, Setting, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.report.registry import table
-from fewbits.analysis.studies.gaussws import metrics_timing, theory
+from fewbits.analysis.studies.gaussws import metrics, metrics_timing, theory
 from fewbits.analysis.studies.gaussws.metrics_widths import OURS
 from fewbits.analysis.tables.cells import PERCENT, cell
 from fewbits.analysis.tables.comparing import compare
 from fewbits.analysis.tables.settings import Describe, Lineage, SettingsColumn, settings_table
 from fewbits.analysis.views.numbers import number
 from fewbits.sweeps.planning.cost import tokens_of
-from fewbits.sweeps.planning.store import State
-
-# -------------------------------------------------------------------------------- Table A
-
-UNSTABLE = {  # by sweep, the arms
-    "stability": (BASELINE, OURS, "diffq", "qkv", "out", "up", "down", "od"),
-    "stability-mini": ("adam-mini", "adam-mini-gaussws"),
-}
-RISE = 0.1
-AXIS, RATES = "rate", ("x3", "x10", "x30")
-
-
-class Ended(NamedTuple):
-    """The trials of an arm at one learning rate that finished or diverged."""
-
-    left: int  # how many left the trunk's level
-    rises: tuple[float, ...]  # loss / the trunk's loss - 1, for each trial with a finite loss
-    trials: tuple[str, ...]  # their ids
-
-    @property
-    def text(self) -> str:
-        return f"{self.left} of {len(self.trials)}"
-
-
-def all_ended(results: Results) -> dict[tuple[str, str], Ended]:
-    """Return the trials by (arm, rate), for those arms and rates of which a trial has finished or diverged."""
-    found: dict[tuple[str, str], Ended] = {}
-    for sweep, arms in UNSTABLE.items():
-        if not isinstance(part := sweep_places(results, sweep), Results):
-            continue
-        late, states = part.late("loss"), dict(zip(part.trials["id"], part.trials["state"], strict=True))
-        for arm, rate in product(arms, RATES):
-            ids = trial_ids(part, arm, {AXIS: rate}).values()
-            gone = [key for key in ids if states.get(key) == State.DIVERGED]
-            parents = {key: late.get(part.plan.trials[key].parent or "") for key in ids}
-            done = [key for key in ids if states.get(key) == State.DONE and np.isfinite(late.get(key, np.nan))]
-            rises = [late[key] / loss - 1 for key in done if (loss := parents[key]) is not None]
-            if gone or done:
-                left = len(gone) + sum(rise > RISE for rise in rises)
-                found[arm, rate] = Ended(left, tuple(rises), (*gone, *done))
-    return found
-
-
-@table("gaussws", "Table A", "Induced instability: seeds that leave the trunk's level, and the change of their loss")
-def table_a(results: Results) -> Table:
-    """Return two rows for each arm, with a column for each rate: trials that left, and the mean change of the loss."""
-    found = all_ended(results)
-    if not found:
-        planned = sweep_places(results, "stability")
-        return NoData("no trial of the sweep stability has ended") if isinstance(planned, Results) else planned
-    rows = []
-    for arm in dict.fromkeys(name for name, _ in found):
-        each = [found.get((arm, rate)) for rate in RATES]
-        counts = (TableCell(Setting(one.text, one.trials) if one else Setting("")) for one in each)
-        rows.append(TableRow(arm_table("gaussws").title(arm), tuple(counts), "of seeds"))
-        rows.append(TableRow("    loss over its trunk's", tuple(map(_rise, each)), "%"))
-    notes = (
-        f"A trial leaves the trunk's level if it diverges or its final loss is more than {RISE:.0%} above the trunk's",
-        "Learning rates are multiples of the trunk's and apply from its checkpoint on",
-        "We induce this instability by raising the learning rate; it is no test of training as long as the paper's",
-    )
-    return TableResult(RATES, tuple(rows), notes)
-
-
-def _rise(one: Ended | None) -> TableCell:
-    if one is None or not one.rises:
-        return TableCell(Setting("" if one is None else "diverged"))
-    return TableCell(Value(PERCENT * float(np.mean(one.rises)), None, len(one.rises), one.trials))
-
 
 # -------------------------------------------------------------------------------- Table B.1
 
@@ -118,16 +37,11 @@ def table_b1(results: Results) -> TableResult:
             return Setting("0 %, by definition")
         return measure[column](results, row)
 
-    rows = [
-        TableRow(
-            row.title,
-            tuple(
-                TableCell(ours(row.id, column.id), words, printed.source)
-                for column, words in zip(printed.columns, row.text, strict=True)
-            ),
-        )
-        for row in printed.rows
-    ]
+    rows = []
+    for row in printed.rows:
+        words = zip(printed.columns, row.text, strict=True)
+        cells = (TableCell(ours(row.id, column.id), text, printed.source) for column, text in words)
+        rows.append(TableRow(row.title, tuple(cells)))
     notes = (
         "Throughput: the share of BF16's throughput that the timed models lose with AdamW",
         "Stability: seeds that leave the trunk's level at 3, 10 and 30 times the trunk's learning rate (Table A)",
@@ -145,11 +59,15 @@ def _throughput(results: Results, arm: str) -> Ours:
 
 
 def _stability(results: Results, arm: str) -> Ours:
-    found = all_ended(results)
-    there = [found[arm, rate] for rate in RATES if (arm, rate) in found]
-    if not there:
-        return not_planned(results)
-    return Setting(", ".join(one.text for one in there), tuple(key for one in there for key in one.trials))
+    part = sweep_places(results, "stability")
+    if isinstance(part, NotPlanned):
+        return part
+    left, words, used = metrics.left(part), [], []
+    for rate in ("x3", "x10", "x30"):
+        ended = [key for key in trial_ids(part, arm, {"rate": rate}).values() if key in left]
+        words.append(f"{sum(left[key] for key in ended):g} of {len(ended)}")
+        used += ended
+    return Setting(", ".join(words), tuple(used))
 
 
 def _accuracy(results: Results, arm: str) -> Ours:

@@ -46,9 +46,7 @@ class Matrix:
     values: np.ndarray  # the E2M1 values of the codes, not multiplied by scales
     scales: np.ndarray  # of the blocks, as numbers that E4M3 represents
     tensor_scale: float
-    greatest: (
-        np.ndarray
-    )  # by row and block, the matrix column of the (first) greatest magnitude
+    greatest: np.ndarray  # by row and block, the matrix column of the (first) greatest magnitude
 
 
 def _decoded(codes: np.ndarray, of: Format) -> np.ndarray:

@@ -11,7 +11,6 @@ from fewbits.analysis.figures.training import ArmCurves, show_rows
 from fewbits.analysis.report.items import FigureResult, Setting, TableResult, Value
 from fewbits.analysis.report.registry import study_registry
 from fewbits.analysis.studies.gaussws import metrics_widths as widths
-from fewbits.analysis.studies.gaussws import tables
 from fewbits.analysis.studies.gaussws.metrics_widths import OURS
 from fewbits.analysis.views.tables import table_html
 from fewbits.sweeps.planning.plan import Plan
@@ -114,9 +113,12 @@ def test_decay_alone_is_the_papers_own_arithmetic(cpu: Plan) -> None:
 
 
 def test_the_table_of_induced_instability_counts_seeds(cpu: Plan) -> None:
-    found = tables.table_a(results(cpu, World(effect={"bf16@x30": 0.4})))
-    counts = cells(found, "BF16")
-    assert [one.text for one in counts if isinstance(one, Setting)] == ["0 of 3", "0 of 3", "3 of 3"]
+    found = results(cpu, World(effect={"bf16@x30": 0.4}, diverged=frozenset({"qkv@x10"})))
+    shares = {row: cells(TABLES["Table A"](found), row)[0] for row in ("BF16, x10", "BF16, x30", "qkv, x10")}
+    assert [one.mean for one in shares.values() if isinstance(one, Value)] == [0.0, 100.0, 100.0]
+    stability = cells(TABLES["Table B.1"](found), "BF16")[1]
+    assert isinstance(stability, Setting)
+    assert stability.text == "0 of 3, 0 of 3, 3 of 3"
 
 
 def test_bits_that_are_counted_are_whole_numbers(made: Results) -> None:
