@@ -35,6 +35,7 @@ from fewbits.common.from_dict import one_of
 FEW = 12  # lines with at most this number of points have a mark at each point
 FARTHEST = 4.0  # the factor by which the paper's numbers may extend the range of a panel's y axis
 LEAST = 1e-5  # if all changes in a panel are smaller than LEAST, its y axis is from -LEAST to LEAST
+ASIDE = 0.12  # the margin of an x axis along which points are shifted, as a fraction of its length
 ROW = 1.62  # the height of a row of panels in inches
 # The kinds of axes: plain numbers, a log scale (x only), numbers of tokens, and fractions shown as percent without
 # ("percent") or with ("change") a plus sign, and no ticks (x only).
@@ -121,6 +122,9 @@ def curve_figure(
     pairs = [pair for axes, row in zip(grid, rows, strict=True) for pair in zip(axes, row, strict=True)]
     for axes, panel in pairs:
         draw_lines(axes, panel)
+    if any(line.marked and line.side_by_side for _, panel in pairs for line in panel.lines):
+        for axes, _ in pairs:  # room for shifted points; all panels, because they may share an axis
+            axes.margins(x=ASIDE)
     for axes, panel in pairs:  # in a second loop, since the lines of all panels that share an axis determine its limits
         finish(axes, panel)
     legend(figure, keys([panel for row in rows for panel in row], paper), columns)
@@ -194,7 +198,7 @@ def _draw_line(axes: Axes, line: Line) -> None:
     colour = line.style.colour
     if line.marked and line.side_by_side:
         aside = 2.2 * (colour - 2 if isinstance(colour, int) else -3)
-        axes.margins(x=0.08)
+        axes.margins(x=ASIDE)
         place = place + ScaledTranslation(aside / 72, 0, axes.figure.dpi_scale_trans)
     dashes: Any = line.style.dashes or (None, None)
     marker = line.style.marker if line.marked else ""
@@ -269,4 +273,4 @@ def _leave_out_long_trunk(axes: Axes, panel: Panel) -> None:
         edges = ((line.x, edge) for line in panel.lines for edge in (line.y, *(line.band or ())))
         seen = np.concatenate([values[x >= left] for x, values in edges])
         room = 0.06 * float(np.ptp(seen)) or LEAST
-        axes.set(xlim=(left, last + 0.08 * (last - left)), ylim=(seen.min() - room, seen.max() + room))
+        axes.set(xlim=(left, last + ASIDE * (last - left)), ylim=(seen.min() - room, seen.max() + room))

@@ -1,6 +1,7 @@
 """The figure of effects: each arm's relative change of validation loss from its baseline, in percent, as a row.
 
-Each row also has the paper's number; the claims' margins and the interval of the A/A comparison span all rows.
+A number that the paper reports is a hollow mark in the row of our number; margins of claims and the interval of the A/A
+comparison span all rows. If a number is beyond the axis, an arrow (ours) or a triangle (the paper's) stands for it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from fewbits.analysis.engine.claims.schema import load_claims
 from fewbits.analysis.engine.results.arms import AGAIN, ArmTable, Group, arm_table
@@ -17,13 +22,27 @@ from fewbits.analysis.engine.results.data import Data, Differences, NoData, NotP
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.engine.results.places import not_planned, sweep_places, trial_ids
-from fewbits.analysis.engine.statistics.estimates import ALPHA, estimate
-from fewbits.analysis.figures.bars import Estimate, effects_figure
+from fewbits.analysis.engine.statistics.estimates import ALPHA, Interval, estimate
+from fewbits.analysis.figures.panels import legend, panels, paper_key, percent, rows_of_labels, rule_key
+from fewbits.analysis.figures.theme import SMALL, theme
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.tables.comparing import compare
 
 LOSS = "validation_loss"
 FAR = 4.0  # the axis does not extend to effects greater than FAR times the median effect, such as a control's
+DOTTED = (2, 2)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A row of the figure: our number with its interval, and the number that the study's paper reports for it."""
+
+    label: str
+    mean: float | None  # ours; None if it is missing, and then `text` gives the reason
+    interval: Interval | None = None
+    paper: float | None = None
+    text: str = ""  # shown to the right of the panel
+    group: str = ""  # a line separates rows of different groups
 
 
 @dataclass(frozen=True)
@@ -111,7 +130,7 @@ def effects_picture(results: Results, study: str, of: EffectsFigure) -> Picture:
     shown = [margin for margin in margins if margin <= reach]
 
     def draw() -> Figure:
-        return effects_figure(rows, shown, noise, "change of validation loss from the arm's baseline, %", reach)
+        return _draw_effects(rows, shown, noise, "change of validation loss from the arm's baseline, %", reach)
 
     reasons = (one.data.reason if isinstance(one.data, NoData) else "" for one in found)
     notes = (
@@ -141,6 +160,8 @@ def _paper_change(table: ArmTable, of: EffectsFigure, group: Group, arm: str) ->
     """
     if (key := f"{group.sweep}/{arm}") in of.paper:
         return paper(table.study).numbers[of.paper[key]].value
+    if group.where and not table.place(group.where):  # a model or setting that the paper does not have
+        return None
     for name in table.columns:
         printed, column = paper(table.study).table(name), table.column(name, arm, table.place(group.where))
         if column in {one.id for one in printed.columns}:
@@ -158,11 +179,76 @@ def _margin(study: str, claim: str) -> float:
 def _usual(rows: Sequence[Estimate]) -> list[float]:
     """Return the absolute values that the axis has to include; a few very large effects do not determine its range.
 
-    All effects are taken as absolute values, and the limit is FAR times their median. The returned values are those of
-    the effects up to the limit and, for each of them, the larger absolute value of its interval's two ends, if that is
-    at most twice the limit.
+    They are the effects up to FAR times their median and, for each, the farther end of its interval, if that is at most
+    twice this limit.
     """
     sizes = [abs(row.mean) for row in rows if row.mean is not None]
     most = FAR * float(np.median(sizes))
-    ends = [max(map(abs, row.ends)) for row in rows if row.mean is not None and row.ends and abs(row.mean) <= most]
+    ends = [
+        max(abs(row.interval.low), abs(row.interval.high))
+        for row in rows
+        if row.mean is not None and row.interval is not None and abs(row.mean) <= most
+    ]
     return [size for size in sizes if size <= most] + [end for end in ends if end <= 2 * most]
+
+
+# -------------------------------------------------------------------------------- drawing
+
+
+def _draw_effects(
+    rows: Sequence[Estimate], margins: Sequence[float], noise: Interval | None, label: str, reach: float
+) -> Figure:
+    """Draw relative changes with their intervals, one in each row, on an axis from -reach to reach.
+
+    Vertical lines mark zero and ± each margin; a band marks the interval `noise` of the A/A comparison. All numbers
+    are fractions, which the axis shows in percent. label: the text below the axis.
+    """
+    figure, ((axes,),) = panels(1, 1, 1.15 + 0.21 * len(rows))
+    axes.set(xlim=(-reach, reach), ylim=(len(rows) - 0.4, -0.6))
+    for value in (*margins, *(-margin for margin in margins)):
+        axes.axvline(value, color=theme().quiet, linewidth=0.8, dashes=DOTTED, zorder=1)
+    axes.axvline(0, color=theme().text, linewidth=0.9, zorder=1)
+    if noise is not None:
+        axes.axvspan(noise.low, noise.high, color=theme().quiet, alpha=0.25, linewidth=0)
+    for y, row in enumerate(rows):
+        axes.text(1.02, y, row.text, transform=axes.get_yaxis_transform(), va="center", fontsize=SMALL)
+        _draw_estimate(axes, y, row, reach)
+        if y and row.group != rows[y - 1].group:
+            axes.axhline(y - 0.5, color=theme().grid, linewidth=0.8)
+    rows_of_labels(axes, [row.label for row in rows])
+    axes.xaxis.set_major_formatter(percent(signed=True))
+    axes.set_xlabel(label)
+    legend(figure, _keys(rows, margins, noise), columns=2)
+    return figure
+
+
+def _draw_estimate(axes: Axes, y: float, row: Estimate, reach: float) -> None:
+    """Draw one row at height y: our mark is filled, the paper's is hollow.
+
+    If the absolute value of a number exceeds `reach`, a mark at the edge points outwards instead: an arrow for our
+    number, a triangle for the paper's.
+    """
+    if row.paper is not None:
+        marker = ("<" if row.paper < 0 else ">") if abs(row.paper) > reach else "o"
+        x = np.clip(row.paper, -0.97 * reach, 0.97 * reach)
+        axes.plot([x], [y], marker, mfc="none", mec=theme().quiet, ms=6, zorder=2)
+    if row.mean is None:
+        return
+    if abs(row.mean) > reach:
+        arrow = {"arrowstyle": "-|>", "color": theme().line, "linewidth": 1.2}
+        axes.annotate("", (np.sign(row.mean) * reach, y), (np.sign(row.mean) * 0.9 * reach, y), arrowprops=arrow)
+        return
+    if row.interval is not None:
+        low, high = max(row.interval.low, -reach), min(row.interval.high, reach)
+        axes.plot([low, high], [y, y], color=theme().text, linewidth=1.4)
+    axes.plot([row.mean], [y], "o", color=theme().text, ms=4.5, zorder=3)
+
+
+def _keys(rows: Sequence[Estimate], margins: Sequence[float], noise: Interval | None) -> list[Artist]:
+    ours = "mean, 90 % interval" if any(row.interval for row in rows) else "ours, one seed"
+    found: list[Artist] = [Line2D([], [], color=theme().text, marker="o", label=ours)]
+    found += [paper_key()] if any(row.paper is not None for row in rows) else []
+    if noise is not None:
+        found.append(Patch(facecolor=theme().quiet, alpha=0.25, label="A/A: BF16 again"))
+    values = " and ".join(f"{100 * margin:g}" for margin in margins)
+    return [*found, rule_key(f"margins, ± {values} %", DOTTED)] if margins else found

@@ -21,7 +21,7 @@ from fewbits.analysis.figures.theme import SMALL, Array, Style, ink, shades, the
 ROW = 0.155  # the height of a histogram's row in inches
 NUMBERED_ROW = 0.2  # the height of a row of cells with numbers in inches
 MARGIN = 0.02  # the gap at each side of a cell, as a fraction of its width
-WRAPPED = 8  # the most characters in a line of a column's label above the map
+WRAPPED = 10  # the most characters in a line of a column's label above the map
 APART = 0.6  # the gap before a histogram's last bin, which has no upper limit, in widths of a cell
 
 
@@ -134,10 +134,9 @@ def draw_heat_map(axes: Axes, of: HeatMap, *, labels: bool = True) -> None:
 
 
 def _mark_groups(axes: Axes, rows: Sequence[HeatRow], labels: bool) -> None:
-    """Draw a line between groups of rows, and each group's name, rotated by 90 degrees, beside the group's rows.
+    """Draw a line between groups of rows and, if `labels`, each group's name, rotated, beside the group's rows.
 
     If a rotated name would be longer than the height of its group, write only the last word of each name, horizontally.
-    labels: whether to write the names; the lines are drawn in any case.
     """
     starts = [i for i, row in enumerate(rows) if i == 0 or row.group != rows[i - 1].group]
     longest = max(len(row.label) for row in rows)

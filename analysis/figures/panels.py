@@ -1,15 +1,17 @@
-"""Helpers for all figures: grids of panels, legends, number formats of axes, and reasons in empty panels."""
+"""Helpers for all figures: grids of panels, legends, number formats of axes, reasons in empty panels; bars."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
 from fewbits.analysis.figures.theme import SMALL, WIDTH, Style, theme
@@ -96,3 +98,25 @@ def counted(value: float, _: object = None) -> str:
         if abs(value) >= size:
             return f"{value / size:.4g} {unit}"
     return f"{value:.4g}"
+
+
+def bar_figure(
+    groups: Sequence[str], panels_of: Mapping[str, Mapping[str, Sequence[float]]], styles: Mapping[str, Style]
+) -> Figure:
+    """Draw panels of grouped bars below each other.
+
+    groups: the labels below the groups of bars. panels_of[title][series]: the heights of the series' bars in the panel
+    with this title, one for each group; NaN draws no bar. styles[series]: the style of the series' bars.
+    """
+    figure, grid = panels(len(panels_of), 1, 2.3 * len(panels_of), sharex=True)
+    for (axes,), (title, found) in zip(grid, panels_of.items(), strict=True):
+        for i, (name, values) in enumerate(found.items()):
+            centres = np.arange(len(groups)) + 0.27 * (i - (len(found) - 1) / 2)
+            bars = axes.bar(centres, values, 0.25, color=styles[name].shade)
+            texts = ["" if np.isnan(value) else f"{value:.2g}" for value in values]
+            axes.bar_label(bars, texts, fontsize=SMALL - 1.4, padding=1)
+        axes.set_title(title)
+        axes.grid(axis="x", visible=False)
+    grid[-1][0].set_xticks(range(len(groups)), list(groups))
+    legend(figure, [Patch(color=style.shade, label=name) for name, style in styles.items()])
+    return figure

@@ -1,8 +1,7 @@
 """The figure of probes: how much quantizing an operand, a GEMM or a block of layers changes the gradient and the loss.
 
 It has two heat maps, of the gradient's error and of the loss's increase, with a row for each operand, GEMM and block.
-Each arm has two columns: only the operand, GEMM or block of the row is quantized (`alone`), or everything except it
-(`all but it`).
+Each arm has two columns: only the operand, GEMM or block of the row is quantized (`alone`), or everything except it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 
 from fewbits.analysis.engine.results.arms import arm_table
@@ -25,6 +23,10 @@ from fewbits.analysis.report.items import FigureResult, Picture
 ALL = "all"
 # Labels by the first word of a variant's name in the probes' tables; the other words name the operand, GEMM or block.
 KINDS = {"only": "alone", "without": "all but it"}
+MEASURES = {  # title of the map: the measure and the factor by which it is shown
+    "Error of the gradient, %": ("error", 100.0),
+    "Increase of the loss, millinats per token": ("increase", 1000.0),
+}
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,7 @@ class ProbesFigure:
 def probes_figure(results: Results, study: str, of: ProbesFigure) -> Picture:
     """Return the figure of probes that `of` declares, with a row for each operand, GEMM and block of layers.
 
-    For each arm, a row has two cells: only this operand, GEMM or block is quantized, or everything except it. Return
-    NotPlanned if no arm is run at this scale, and NoData if no probe is finished.
+    Return NotPlanned if no arm is run at this scale, and NoData if no probe is finished.
     """
     part = sweep_places(results, of.sweep, of.where)
     if not isinstance(part, Results) or not any(part.has(arm, of.where) for arm in of.arms):
@@ -51,38 +52,25 @@ def probes_figure(results: Results, study: str, of: ProbesFigure) -> Picture:
     rows = rows[rows["arm"].isin(of.arms)] if len(rows) else rows
     if rows.empty:
         return NoData("no probe is finished")
-    arms = [arm for arm in of.arms if arm in set(rows["arm"])]
-    table = arm_table(study)
+    arms, label = [arm for arm in of.arms if arm in set(rows["arm"])], arm_table(study).label
     columns = [(arm, kind) for arm in arms for kind in KINDS]
-    names = [name for name in dict.fromkeys(rows["variant"]) if name != ALL]
-    targets = list(dict.fromkeys(name.partition(" ")[2] for name in names))
+    targets = dict.fromkeys(name.partition(" ")[2] for name in rows["variant"] if name != ALL)
+    means = rows.groupby(["arm", "variant"])[[name for name, _ in MEASURES.values()]].mean()
 
-    def cells(measure: str, factor: float) -> tuple[HeatRow, ...]:
-        mean = rows.groupby(["arm", "variant"])[measure].mean()
-        whole = HeatRow(
-            "everything", np.array([factor * mean[arm, ALL] if kind == "only" else math.nan for arm, kind in columns])
-        )
-        return (
-            whole,
-            *(
-                HeatRow(target, np.array([factor * _number(mean, arm, f"{kind} {target}") for arm, kind in columns]))
-                for target in targets
-            ),
-        )
+    def heat_map(title: str) -> HeatMap:
+        measure, factor = MEASURES[title]
+        found = (factor * means[measure]).to_dict()
+        lines = [HeatRow("everything", np.array([found[arm, ALL] if k == "only" else math.nan for arm, k in columns]))]
+        for target in targets:
+            values = np.array([found.get((arm, f"{kind} {target}"), math.nan) for arm, kind in columns])
+            lines.append(HeatRow(target, values))
+        most = max(0.0, float(np.nanmax([row.values for row in lines]))) or 1.0
+        names = tuple(KINDS[k] if len(arms) == 1 else f"{label(arm)}: {KINDS[k]}" for arm, k in columns)
+        title = title if len(arms) > 1 else f"{label(arms[0])}: {title[0].lower()}{title[1:]}"
+        return HeatMap(tuple(lines), names, title, most=most, spell=_spell, columns_above=True)
 
     def draw() -> Figure:
-        labels = tuple(f"{table.label(arm)}: {KINDS[kind]}" for arm, kind in columns)
-        maps = [
-            ("Error of the gradient, %", cells("error", 100.0)),
-            ("Increase of the loss, millinats per token", cells("increase", 1000.0)),
-        ]
-        return heat_map_figure(
-            [
-                HeatMap(shown, labels, title, most=_greatest(shown), spell=_spell, columns_above=True)
-                for title, shown in maps
-            ],
-            room=0.5,
-        )
+        return heat_map_figure([heat_map(title) for title in MEASURES], room=0.0 if len(arms) == 1 else 0.5)
 
     notes = (
         "Means over batches and seeds. `Alone`: only this operand, GEMM or block is quantized as the recipe says; `all "
@@ -90,15 +78,6 @@ def probes_figure(results: Results, study: str, of: ProbesFigure) -> Picture:
         "Increases below 0 are not shaded.",
     )
     return FigureResult(draw, tuple(dict.fromkeys(rows["id"])), notes)
-
-
-def _number(mean: pd.Series, arm: str, variant: str) -> float:
-    return float(mean[arm, variant]) if (arm, variant) in mean.index else math.nan
-
-
-def _greatest(rows: tuple[HeatRow, ...]) -> float:
-    values = np.concatenate([row.values for row in rows])
-    return max(0.0, float(np.nanmax(values))) or 1.0
 
 
 def _spell(value: float) -> str:
