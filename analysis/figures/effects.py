@@ -76,7 +76,9 @@ class Effect:
         """The arm's row of the figure."""
         if not isinstance(self.data, Differences) or not self.data.values:
             diverged = isinstance(self.data, Differences) and self.data.diverged
-            return Estimate(self.label, None, None, self.paper, f"{diverged} diverged" if diverged else "no data")
+            return Estimate(
+                self.label, None, None, self.paper, f"{diverged} diverged" if diverged else "no data", self.group
+            )
         found = estimate(self.data.values, self.data.shared)
         mean = float(np.mean(self.data.values))
         text = f"{100 * mean:+.3f} %".replace("-", "−").replace("−0.000", "0.000").replace("+0.000", "0.000")
