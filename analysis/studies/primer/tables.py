@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 from fewbits.analysis.engine.results.frames import Results
@@ -25,14 +24,13 @@ for _name in ("Table 1", "Table 2", "Table 3"):
     table("primer", _name)(partial(_printed, name=_name))
 
 
-@table("primer", "Formats", title="Formats: range, steps and special codes")
+@table("primer", "Formats", title="Formats: largest, smallest normal and smallest subnormal number, and step")
 def formats(results: Results) -> TableResult:
     rows = []
     for f in (TABLE[name] for name in ("e2m1", "e2m3", "e3m2", "e4m3", "e5m2", "e8m0", "fp16", "bf16")):
-        least = f"{f.min_subnormal:.4g}" if f.has_zero else "none"
-        special = sum(map(math.isinf, f.values())), sum(map(math.isnan, f.values()))
-        cells = f.bits, f"{f.max:.5g}", f"{f.min_normal:.4g}", least, f"{2.0**-f.mantissa_bits:g}", *special
+        least = f"{f.min_subnormal:.3g}" if f.has_zero else "none"
+        cells = f.bits, f"{f.max:.5g}", f"{f.min_normal:.3g}", least, f"{2.0**-f.mantissa_bits:.3g}"
         rows.append(TableRow(f.name.upper(), tuple(TableCell(Setting(str(cell))) for cell in cells)))
-    columns = ("bits", "largest", "least normal", "least subnormal", "step at 1", "infinities", "NaN")
+    columns = ("bits", "largest", "normal", "subnormal", "step at 1")
     notes = ("INT8 and INT4 have codes from −128 to 127 and from −8 to 7, and one step everywhere.",)
     return TableResult(columns, tuple(rows), (*notes, "`fewbits number 0.3` rounds a number to every format."))
