@@ -90,9 +90,8 @@ def a19() -> Exact:
         steps = [scales(x, f"e4m3:{block}:e8m0").repeat_interleave(size, -1) for x in pair]
         factors = (values[0] @ values[1].T) / ((values[0] / steps[0]) @ (values[1] / steps[1]).T)
         spread[block] = float(factors.max() - factors.min())
-    return Exact(
-        spread["tensor"] == 0 < spread["1x32"], f"range of the needed factors, scales for {listed(spread, '.2g')}"
-    )
+    what = f"{spread['tensor']:g} with one scale, {spread['1x32']:.2g} with a scale for each 32 elements"
+    return Exact(spread["tensor"] == 0 < spread["1x32"], f"range of the factors that the results need: {what}")
 
 
 @exact("primer", "A17")
