@@ -132,10 +132,7 @@ def curve_figure(
 
 
 def keys(shown: Sequence[Panel], paper: str = "the paper's last") -> list[Artist]:
-    """Return the legend's entries for these panels: each labelled line or reference line once, and the paper's marks.
-
-    The entry for the paper's marks is present only if a panel has numbers of the paper. paper: the text of this entry.
-    """
+    """Return the legend's entries: each labelled line or reference line once, and the paper's marks if any."""
     lines = [line for panel in shown for line in panel.lines if line.label]
     lines.sort(key=lambda line: line.secondary)
     entries = dict.fromkeys((line.label, line.style, line.width) for line in lines)
@@ -146,10 +143,7 @@ def keys(shown: Sequence[Panel], paper: str = "the paper's last") -> list[Artist
 
 
 def draw_panel(axes: Axes, panel: Panel) -> None:
-    """Draw one panel: its lines (`draw_lines`), then its limits, number formats and the paper's marks (`finish`).
-
-    If panels share an axis and have the paper's marks, use `curve_figure`: it draws the lines of all panels first.
-    """
+    """Draw one panel; if panels share an axis and have the paper's marks, use `curve_figure`."""
     draw_lines(axes, panel)
     finish(axes, panel)
 
@@ -170,11 +164,7 @@ def draw_lines(axes: Axes, panel: Panel) -> None:
 
 
 def finish(axes: Axes, panel: Panel) -> None:
-    """Set the axes' limits and number formats of a panel after `draw_lines`, and add the paper's marks.
-
-    If arms branch from a trunk in the panel (`Panel.branches_at`), also draw an upright line where they branch, and
-    hide the beginning of a long trunk.
-    """
+    """Set a panel's limits and number formats after `draw_lines`; add the paper's marks and where arms branch."""
     if panel.empty or not panel.lines:
         return
     if panel.branches_at is not None:
@@ -260,12 +250,7 @@ def _draw_paper_marks(axes: Axes, marks: Sequence[PaperMark]) -> None:
 
 
 def _leave_out_long_trunk(axes: Axes, panel: Panel) -> None:
-    """Hide the beginning of a trunk that is more than three times as long as the branches along the x axis.
-
-    The trunk is the part of the lines to the left of x = `panel.branches_at`, the branches are the part to the right.
-    The part of the trunk that stays visible is three times as long as the branches. The y axis is fitted to the shown
-    values.
-    """
+    """Hide the beginning of a trunk, so that at most three lengths of the branches stay."""
     assert panel.branches_at is not None
     last = max(float(line.x[-1]) for line in panel.lines)
     left = panel.branches_at - 3 * (last - panel.branches_at)

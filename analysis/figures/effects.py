@@ -47,10 +47,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class EffectsFigure:
-    """A figure of the effects of arms, as figures.yaml declares it.
-
-    groups: the sweeps whose arms are shown; if empty, those in the key `groups` of arms.yaml.
-    """
+    """A figure of the effects of arms, as figures.yaml declares it."""
 
     id: str
     title: str = "Effects of all arms, and the noise"
@@ -115,11 +112,7 @@ def effects_of(results: Results, study: str, of: EffectsFigure) -> list[Effect]:
 
 
 def effects_picture(results: Results, study: str, of: EffectsFigure) -> Picture:
-    """Return the figure of effects, with a row for each arm that `effects_of` returns.
-
-    Return NotPlanned if there is no such arm. Return NoData if the change is not known for any of these arms, for
-    example because for no seed both the arm's and its baseline's trial are finished.
-    """
+    """Return the figure of effects, with a row for each arm that `effects_of` returns, or why there is none."""
     found = effects_of(results, study, of)
     if not found:
         return not_planned(results)
@@ -156,10 +149,7 @@ def _arms(part: Results) -> list[str]:
 
 
 def _paper_change(table: ArmTable, of: EffectsFigure, group: Group, arm: str) -> float | None:
-    """Return the change of an arm's validation loss that the paper reports, as a fraction; None if it reports none.
-
-    The change is the number that figures.yaml names (`of.paper`), or else one that is computed from the paper's tables.
-    """
+    """Return the paper's change of an arm's validation loss, as a fraction: named in `of.paper`, or from its tables."""
     if (key := f"{group.sweep}/{arm}") in of.paper:
         return paper(table.study).numbers[of.paper[key]].value
     if group.where and not table.place(group.where):  # a model or setting that the paper does not have
@@ -200,11 +190,7 @@ def _usual(rows: Sequence[Estimate]) -> list[float]:
 def _draw_effects(
     rows: Sequence[Estimate], margins: Sequence[float], noise: Interval | None, label: str, reach: float
 ) -> Figure:
-    """Draw relative changes with their intervals, one in each row, on an axis from -reach to reach.
-
-    Vertical lines mark zero and ± each margin; a band marks the interval `noise` of the A/A comparison. All numbers
-    are fractions, which the axis shows in percent. label: the text below the axis.
-    """
+    """Draw relative changes with intervals on an axis from -reach to reach; margins and noise span all rows."""
     figure, ((axes,),) = panels(1, 1, 1.15 + 0.21 * len(rows))
     axes.set(xlim=(-reach, reach), ylim=(len(rows) - 0.4, -0.6))
     for value in (*margins, *(-margin for margin in margins)):
@@ -225,11 +211,7 @@ def _draw_effects(
 
 
 def _draw_estimate(axes: Axes, y: float, row: Estimate, reach: float) -> None:
-    """Draw one row at height y: our mark is filled, the paper's is hollow.
-
-    If the absolute value of a number exceeds `reach`, a mark at the edge points outwards instead: an arrow for our
-    number, a triangle for the paper's.
-    """
+    """Draw one row at height y: our mark is filled, the paper's is hollow; beyond `reach`, a mark at the edge."""
     if row.paper is not None:
         marker = ("<" if row.paper < 0 else ">") if abs(row.paper) > reach else "o"
         x = np.clip(row.paper, -0.97 * reach, 0.97 * reach)

@@ -27,10 +27,7 @@ APART = 0.6  # the gap before a histogram's last bin, which has no upper limit, 
 
 @dataclass(frozen=True)
 class HeatRow:
-    """A row of a heat map.
-
-    The cells of NaN and 0 are empty. The cells of negative numbers have a text, but no shade.
-    """
+    """A row of a heat map: cells of NaN and 0 are empty; cells of negative numbers have a text, but no shade."""
 
     label: str
     values: Array  # one for each column
@@ -53,10 +50,7 @@ class HeatMap:
 
 
 def histogram_row(label: str, counts: Array, group: str = "") -> HeatRow:
-    """Return the row of a heat map that shows a histogram: each count divided by the sum of all counts.
-
-    group: the name of the group of neighbouring rows to which the row belongs (`HeatRow.group`).
-    """
+    """Return the row of a heat map that shows a histogram: each count divided by the sum of all counts."""
     return HeatRow(label, counts / max(counts.sum(), 1), group)
 
 

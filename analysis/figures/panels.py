@@ -20,10 +20,7 @@ PLACEHOLDER = 32  # the most characters in a line of the text in an empty panel
 
 
 def panels(rows: int, columns: int, height: float, **options: Any) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure with a grid of panels, and the panels by row.
-
-    height: of the figure in inches. options: keyword arguments of Figure.subplots.
-    """
+    """Return a figure of this height in inches with a grid of panels, and the panels by row; options: of subplots."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, **options)
     for axes in grid.flat:  # by default, the number of ticks depends on the space, which would change the layout
@@ -39,10 +36,7 @@ def line_key(label: str, style: Style, width: float | None = None) -> Line2D:
 
 
 def rule_key(label: str, dashes: tuple[float, ...] = ()) -> Line2D:
-    """Return the legend's entry for a reference line, such as a margin.
-
-    dashes: the pattern of dashes and gaps, as for Line2D's argument `dashes`; () is a solid line.
-    """
+    """Return the legend's entry for a reference line, such as a margin; dashes: as for Line2D, () is a solid line."""
     pattern: Any = dashes or (None, None)
     return Line2D([], [], color=theme().quiet, linewidth=0.9, dashes=pattern, label=label)
 
@@ -53,10 +47,7 @@ def paper_key(label: str = "the paper's") -> Line2D:
 
 
 def legend(figure: Figure, keys: Sequence[Artist], columns: int = 3) -> None:
-    """Add a legend with these entries above all panels; without entries, add nothing.
-
-    columns: the maximum number of columns.
-    """
+    """Add a legend with these entries above all panels, in at most `columns` columns; without entries, add nothing."""
     if keys:
         figure.legend(handles=list(keys), loc="outside upper left", ncols=min(columns, len(keys)), borderpad=0.1)
 

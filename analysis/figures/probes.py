@@ -41,10 +41,7 @@ class ProbesFigure:
 
 
 def probes_figure(results: Results, study: str, of: ProbesFigure) -> Picture:
-    """Return the figure of probes that `of` declares, with a row for each operand, GEMM and block of layers.
-
-    Return NotPlanned if no arm is run at this scale, and NoData if no probe is finished.
-    """
+    """Return the figure of probes that `of` declares, with a row for each operand, GEMM and block of layers."""
     part = sweep_places(results, of.sweep, of.where)
     if not isinstance(part, Results) or not any(part.has(arm, of.where) for arm in of.arms):
         return not_planned(results)

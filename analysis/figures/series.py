@@ -56,11 +56,7 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Series:
-    """A curve: the mean over seeds as a function of the number of tokens, with a band (its lower and upper edges).
-
-    For an arm's own numbers (`level`), the band goes from the least to the greatest value over the seeds; for changes
-    (`change`), it is the 90 % interval.
-    """
+    """A curve over tokens: the mean over seeds with a band, their range (`level`) or a 90 % interval (`change`)."""
 
     tokens: Array
     mean: Array
@@ -69,10 +65,7 @@ class Series:
 
 
 def curves(results: Results, metric: str) -> pd.DataFrame:
-    """Return a table with a row for each place and step at which the metric is finite; its columns include COLUMNS.
-
-    The table is empty if no trial has recorded the metric yet.
-    """
+    """Return a table with a row for each place and step at which the metric is finite; its columns include COLUMNS."""
     try:
         frame = results.curves(metric)
     except Damaged:
@@ -95,11 +88,7 @@ def recorded(results: Results, metric: Metric) -> pd.DataFrame:
 
 
 def smoothed(frame: pd.DataFrame, results: Results, points: int = POINTS, how: str = "mean") -> pd.DataFrame:
-    """Return the table with one value for each window of steps, so that a finished trial has about `points` rows.
-
-    In the row of a window, all columns except `value` are those of the window's last step. A trial that belongs to
-    several arms has rows for each arm.
-    """
+    """Return the table with one value for each of about `points` windows of steps, at the last step of the window."""
     parts = []
     for (trial, _), one in frame.drop_duplicates(["id", "arm", "step"]).groupby(["id", "arm"], sort=False):
         width = max(1, results.plan.trials[str(trial)].trial.training.steps // points)
@@ -110,10 +99,7 @@ def smoothed(frame: pd.DataFrame, results: Results, points: int = POINTS, how: s
 
 
 def level(frame: pd.DataFrame, arm: str) -> Series | None:
-    """Return the curve of the arm's own numbers, not of changes; None if there is no step that all of its seeds have.
-
-    frame: a table as `recorded` returns it.
-    """
+    """Return the curve of the arm's own numbers; None if there is no step that all of its seeds have."""
     table = _tokens_by_seeds(frame, arm)
     if table.empty:
         return None
@@ -123,11 +109,7 @@ def level(frame: pd.DataFrame, arm: str) -> Series | None:
 
 
 def change(frame: pd.DataFrame, arm: str, baseline: str) -> Series | None:
-    """Return the curve of (arm - baseline) / |baseline|, computed for each seed and number of tokens that both have.
-
-    frame: a table as `curves` or `recorded` returns it. Return None if the arm and the baseline have no seed or no
-    number of tokens in common.
-    """
+    """Return the curve of (arm - baseline) / |baseline| over the seeds and tokens of both; None without any."""
     ours, theirs = _tokens_by_seeds(frame, arm), _tokens_by_seeds(frame, baseline)
     seeds = [seed for seed in ours.columns if seed in theirs.columns]
     steps = ours.index.intersection(theirs.index)
@@ -187,11 +169,7 @@ def trials_of(frame: pd.DataFrame, arm: str) -> tuple[str, ...]:
 
 
 def _tokens_by_seeds(frame: pd.DataFrame, arm: str) -> pd.DataFrame:
-    """Return an arm's values with a row for each number of tokens and a column for each seed.
-
-    Diverged seeds are left out; if all seeds diverged, they are all kept. A number of tokens has a row only if each of
-    the kept seeds has a value for it.
-    """
+    """Return an arm's values by number of tokens (rows) and seed (columns), without gaps and diverged seeds."""
     rows = frame[frame["arm"] == arm]
     whole = rows[rows["state"] != str(State.DIVERGED)]
     return (

@@ -186,10 +186,7 @@ def png(figure: Figure, dots: int = 200) -> bytes:
 
 @contextmanager
 def _settings(of: Theme) -> Iterator[None]:
-    """Use matplotlib's defaults, theme.yaml's settings and the theme's colours within a `with` statement.
-
-    Afterwards, restore the user's settings of matplotlib.
-    """
+    """Use matplotlib's defaults, theme.yaml's settings and the theme's colours within a `with` statement."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         colours: dict[Any, Any] = {"figure.facecolor": of.background, "grid.color": of.grid}

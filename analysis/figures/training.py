@@ -57,10 +57,7 @@ class ArmCurves:
         return self.labels.get(arm, table.label(arm))
 
     def paper_change(self, table: ArmTable, metric: str, arm: str) -> float | None:
-        """Return the paper's final change of an arm from its baseline as a fraction; None if the paper has none.
-
-        The paper has such changes only for the metrics loss and validation_loss.
-        """
+        """Return the paper's final change of an arm from its baseline as a fraction; None if the paper has none."""
         if metric not in ("loss", "validation_loss"):
             return None
         if arm in self.paper:
@@ -85,10 +82,7 @@ class TrainingFigure:
 
 
 def model_words(part: Results, text: str) -> str:
-    """Return the text with {layers} and {size} replaced by the number of blocks and of parameters of the first model.
-
-    The model is that of the first place of `part`, the results of a sweep.
-    """
+    """Return the text with {layers} and {size} replaced by the blocks and parameters of the sweep's first model."""
     if "{" not in text:
         return text
     model = part.plan.trials[part.members[0].id].trial.model
@@ -118,11 +112,7 @@ class Shown:
 
     @cached_property
     def changes(self) -> dict[str, Series]:
-        """The curves of the arms' changes from the baseline, by arm.
-
-        An arm is left out if it has no seed, or no number of tokens, in common with the arm that it is compared with.
-        The A/A arm is compared with BF16, and each trunk after the first one with the first trunk.
-        """
+        """The curves of the arms' changes from the baseline, of A/A from BF16, and of later trunks from the first."""
         frame = series.recorded(self.part, self.metric)
         changes = {arm: series.change(frame, arm, self.of.baseline) for arm in self.of.arms}
         for trunk in self.trunks[1:]:
@@ -213,10 +203,7 @@ class Shown:
 
 
 def training_figure(results: Results, study: str, of: TrainingFigure) -> Picture:
-    """Return the figure with the rows whose arms are run at this scale; a note names the rows that are left out.
-
-    Return NotPlanned if no row is run at this scale, and NoData if no row has data.
-    """
+    """Return the figure with the rows whose arms are run at this scale, or the reason why there is none."""
     shown = show_rows(results, study, of.rows)
     if not shown:
         return not_planned(results)
@@ -233,10 +220,7 @@ def training_figure(results: Results, study: str, of: TrainingFigure) -> Picture
 
 
 def show_rows(results: Results, study: str, rows: Sequence[ArmCurves]) -> list[Shown]:
-    """Return the data of all rows of panels; each entry of `rows` gives a row of panels for each of its metrics.
-
-    Entries whose arms are not run at this scale are left out. Arms with the same label have the same style.
-    """
+    """Return a row of panels for each entry and metric; entries whose arms are not run at this scale are left out."""
     table, found = arm_table(study), []
     styles = assign_styles(table, rows)
     for row in rows:
@@ -293,10 +277,7 @@ def _share_axis(shown: Sequence[Shown]) -> bool:
 
 
 def assign_styles(table: ArmTable, rows: Sequence[ArmCurves]) -> dict[str, Style]:
-    """Return a style for each label of the figure's arms: the style that arms.yaml gives, else the next unused one.
-
-    Raise ValueError for more labels than styles.
-    """
+    """Return a style for each label of the figure's arms: the one in arms.yaml, else the next unused one."""
     labels = {row.label(table, arm): table.arm(arm).style for row in rows for arm in row.arms if arm != BASELINE}
     free = iter(i for i in range(len(STYLES)) if i not in labels.values())
     if len(labels) > len(STYLES):
@@ -307,11 +288,7 @@ def assign_styles(table: ArmTable, rows: Sequence[ArmCurves]) -> dict[str, Style
 
 
 def noise_places(results: Results, table: ArmTable, row: ArmCurves) -> Results | None:
-    """Return the results with the A/A trials for this row: those of the first sweep in its family that has such trials.
-
-    A family is a group of sweeps of one model (ArmTable.family). Only places with the row's axis values are returned.
-    Return None if no sweep of the family has A/A trials, or if the row does not show them (`row.noise`).
-    """
+    """Return the results with the A/A trials for this row: of the first sweep in its family that has such trials."""
     parts = (sweep_places(results, sweep, row.where) for sweep in (table.family(row.sweep) if row.noise else ()))
     return next((part for part in parts if isinstance(part, Results) and part.has(AGAIN)), None)
 

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.figures.drawing import POINTS, SMALL, Drawing
-from fewbits.analysis.figures.theme import STYLES, theme
+from fewbits.analysis.figures.drawing import POINTS, Drawing
+from fewbits.analysis.figures.theme import SMALL, STYLES, theme
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
 from fewbits.analysis.studies.gaussws.exact import INT4, weights

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from fewbits.analysis.engine.results.data import NotPlanned
 from fewbits.analysis.engine.results.frames import Results, last_windows
 from fewbits.analysis.engine.results.places import sweep_places
-from fewbits.analysis.figures.drawing import BF16, E4M3, E5M2, FORMATS, POINTS, TEXT, Drawing
-from fewbits.analysis.figures.theme import shades, theme
+from fewbits.analysis.figures.drawing import BF16, E4M3, E5M2, FORMATS, POINTS, Drawing
+from fewbits.analysis.figures.theme import TEXT, shades, theme
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
 from fewbits.analysis.studies.mor.tensors import DY, ONE, THRESHOLD, TITLES, W, X, decisions, share

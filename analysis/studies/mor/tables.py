@@ -73,10 +73,9 @@ CONFIGURATIONS: Mapping[str, Where] = {"configuration 1": ONE, "configuration 2"
 
 @table("mor", "Fallbacks", "Tensors in BF16 over whole runs (blocks in sub-tensor arms)")
 def fallbacks(results: Results) -> TableResult:
-    """Return a table of shares of tensors in BF16, with a row for each arm in each of MoR's training configurations.
+    """Return a table of shares of tensors in BF16, with a row for each arm in each of MoR's configurations.
 
-    Each kind of tensors in KINDS, such as the gradients, has a column. The last column has the share of all tensors in
-    the first window of steps. In sub-tensor arms, the shares are of blocks instead of tensors.
+    Each kind of tensors in KINDS has a column, and the first window of steps. Sub-tensor arms have shares of blocks.
     """
     rows = tensors(results)
     shares = {title: fallback_shares(rows[choose(rows)]) for title, choose in KINDS.items()}
@@ -93,12 +92,7 @@ def fallbacks(results: Results) -> TableResult:
 
 @table("mor", "Errors and losses", "The largest error that an arm accepted, and its loss (M19)")
 def errors_and_losses(results: Results) -> TableResult:
-    """Return a table by arm: the largest error of a tensor that the arm's mixture accepted, and the change of the loss.
-
-    If, within a window of steps, a tensor was accepted in some mini-batches and its error exceeded the threshold in
-    others, its largest accepted error was not recorded; the threshold takes its place. For sub-tensor arms, no error
-    is shown.
-    """
+    """Return a table by arm: the largest error of a tensor that its mixture accepted, and the change of the loss."""
     accepted = largest_accepted(tensors(results))
     rows = []
     for arm in MIXTURES:
@@ -112,11 +106,10 @@ def errors_and_losses(results: Results) -> TableResult:
 
 @table("mor", "Second rounding", "Scalings with and without rounding to BF16 after descaling")
 def second_rounding(results: Results) -> Table:
-    """Return a table of changes of the loss, with a row for each scaling.
+    """Return a table of changes of the loss by scaling: from no quantization, and from GAM.
 
-    Columns: changes from unquantized training, and from training with the scaling GAM, each with and without rounding
-    to BF16 after descaling. Descaling divides quantized values by the scale. If the scale is a power of two, the
-    results are exact in BF16; otherwise they have to be rounded, a second time after the rounding to E4M3.
+    Each change is shown with and without rounding to BF16 after descaling, which divides quantized values by the scale.
+    If the scale is a power of two, the results are exact in BF16; otherwise this rounding is a second one after E4M3's.
     """
     if not results.has("fp32", ONE):
         return not_planned(results)

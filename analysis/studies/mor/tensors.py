@@ -44,11 +44,10 @@ T = TypeVar("T")
 def observed(results: Results) -> pd.DataFrame:
     """Return a table with a row for each place, window of steps and tensor, and the columns COLUMNS and NUMBERS.
 
-    error, error_max: the mean and the greatest relative error. flushed: the share of flushed values. share_0: the share
-    of decisions for the first quantizer of the mixture. fallback: the share of decisions for BF16, its last quantizer;
-    sub-tensor arms decide for each block of a tensor. limit: the error below which the mixture takes its first
-    quantizer; NaN if the acceptance test has no such limit. line_step: the number of steps since the start of the
-    trunk. block: the block of the model, counted from 0.
+    error, error_max: the mean and the greatest relative error. flushed: the share of flushed values. share_0, fallback:
+    the shares of decisions for the mixture's first quantizer, and for BF16, its last; sub-tensor arms decide for each
+    block. limit: the error below which the first quantizer is taken; NaN if the test has no such limit. line_step: the
+    number of steps since the start of the trunk. block: the block of the model, counted from 0.
     """
     return results.remembered("observed", lambda: _observed(results))
 
@@ -70,11 +69,7 @@ def _observed(results: Results) -> pd.DataFrame:
 
 @cache
 def high(spelled: str) -> int | None:
-    """Return the i for which the observer's column `share_i` is the share of decisions for BF16; None if there is none.
-
-    BF16 is the last quantizer of a mixture. spelled: a quantizer or a mixture as text; the result is None for a
-    quantizer.
-    """
+    """Return the i whose column `share_i` has the decisions for BF16, the last of a mixture; None for a quantizer."""
     return min(len(Mixture.parse(spelled).entries), ENTRIES) - 1 if "|" in spelled else None
 
 
@@ -87,8 +82,7 @@ def _limit(spelled: str) -> float:
 def decisions(results: Results) -> pd.DataFrame:
     """Return the rows of `observed` in which the column `fallback` has a number.
 
-    In rows of the BF16 trunk and the arm `watched`, which only record errors, `fallback` is the share of decisions for
-    BF16 that the arm Block would have made.
+    In rows of the BF16 trunk and the arm `watched`, it is the share of decisions for BF16 that Block would have made.
     """
     frame = observed(results).dropna(subset=["fallback"]).copy()
     watched = frame["arm"].isin((TRUNK, WATCHED))
@@ -99,20 +93,13 @@ def decisions(results: Results) -> pd.DataFrame:
 
 
 def fallback_over_steps(results: Results) -> pd.DataFrame:
-    """Return a table with the share of decisions for BF16 by trial and window of steps.
-
-    The columns have the names that figures of curves expect: `value` is the share, and `tokens` is the step, counted
-    from the trunk's start.
-    """
+    """Return the share of decisions for BF16 (`value`) by trial and window of steps (`tokens`, from the trunk on)."""
     by = ["arm", "seed", "id", "state", "line_step"]
     return share(decisions(results), by).rename(columns={"line_step": "tokens"})
 
 
 def share(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Return the mean of the column `fallback` in each group of rows, as the column `value`.
-
-    by: the columns that identify a group. All tensors and windows have equal weight.
-    """
+    """Return the mean of the column `fallback` in each group of rows, as the column `value`; rows weigh the same."""
     return frame.groupby(by, sort=False)["fallback"].mean().rename("value").reset_index()
 
 
@@ -136,19 +123,14 @@ def first_windows(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def fallback_shares(rows: pd.DataFrame) -> dict[str, float]:
-    """Return the share of decisions for BF16 by trial. All tensors and windows have equal weight.
-
-    A decision is for one tensor in one mini-batch or, in sub-tensor arms, for one block of it.
-    """
+    """Return the share of decisions for BF16 by trial. All tensors and windows have equal weight."""
     return by_id(rows.dropna(subset=["fallback"]).groupby("id")["fallback"].mean())
 
 
 def below(rows: pd.DataFrame, threshold: float) -> dict[str, float]:
-    """Return by trial the share of relative errors that are below the threshold.
+    """Return by trial the share of relative errors that are below the threshold; each row has equal weight.
 
-    A tensor has one relative error in each observed mini-batch. rows: rows of the table `observed`, whose histograms
-    count these errors; each row has equal weight. Raise ValueError if the threshold is not an edge of the histograms'
-    bins.
+    Raise ValueError if the threshold is not an edge of the histograms' bins.
     """
     edges = np.flatnonzero(np.isclose(BINS, threshold))
     if len(edges) != 1:
@@ -163,9 +145,8 @@ def below(rows: pd.DataFrame, threshold: float) -> dict[str, float]:
 def largest_accepted(rows: pd.DataFrame) -> dict[str, float]:
     """Return the greatest error that a mixture accepted, by trial; trials whose mixture has no limit are left out.
 
-    A tensor is accepted in mini-batches in which its error is below the limit. If, within a window of steps, it is
-    accepted in some mini-batches and its error exceeds the limit in others, its greatest accepted error in this window
-    is not recorded, and the limit takes its place.
+    If a window has mini-batches on both sides of the limit, the greatest accepted error is not recorded; the limit
+    stands for it.
     """
     taken = rows[(rows["share_0"] > 0) & rows["limit"].notna()]
     return by_id(taken[["error_max", "limit"]].min(axis=1).groupby(taken["id"]).max())
@@ -196,9 +177,8 @@ def numbers(
 ) -> dict[str, T]:
     """Return a number for each trial; the function `number` computes it from a quantity of each of the trial's tensors.
 
-    column: the name of this quantity, a column of the table that the function `tensors` returns. The quantity is
-    averaged over the rows that `window` chooses. Trials whose models lack a part or block that `number` needs are left
-    out.
+    The quantity is the mean of `column` over the rows that `window` chooses. Trials whose models lack a part or block
+    that `number` needs are left out.
     """
     found = {}
     for trial, seen in results.remembered(f"seen {column} {window}", lambda: _seen(results, column, window)).items():

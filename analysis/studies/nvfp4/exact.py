@@ -51,10 +51,7 @@ def squared_error(x: Tensor, y: Tensor) -> float:
 
 @cache
 def rounding_errors(spec: str) -> tuple[float, float]:
-    """Return relative squared errors on normally distributed values: rounded to nearest, and rounded stochastically.
-
-    spec: the quantizer as text, without the option `stochastic`.
-    """
+    """Return squared errors on normal values: rounded to nearest, and stochastically (`spec` without that option)."""
     x = normal()
     return squared_error(x, fake_quantize(x, spec)), squared_error(x, fake_quantize(x, f"{spec}:stochastic", seed=1))
 
@@ -90,8 +87,8 @@ class Maxima:
 def maxima(spec: str) -> Maxima:
     """Return the errors of blocks' greatest values with the quantizer `spec`.
 
-    The mean error is over blocks of normally distributed values. The greatest error also covers 128 further
-    blocks, whose greatest values have each of the 128 mantissas of BF16 once.
+    The mean is over blocks of normally distributed values; the greatest error also covers blocks whose greatest values
+    have each of the 128 mantissas of BF16 once.
     """
     size = _cols(spec)
     mantissas = 1 + torch.arange(128.0) / 128
@@ -260,10 +257,7 @@ class Biases:
 
 @cache
 def biases(spec: str) -> Biases:
-    """Return the quantizer's biases on normally distributed values: of blocks' greatest values, and of all others.
-
-    spec: the quantizer as text; its rounding may be to nearest or stochastic.
-    """
+    """Return the quantizer's biases on normally distributed values: of blocks' greatest values, and of all others."""
     x, size = normal(), _cols(spec)
     y = fake_quantize(x, spec, seed=1 if "stochastic" in spec else None)
     blocks = x.reshape(-1, size)

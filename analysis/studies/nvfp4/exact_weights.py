@@ -86,10 +86,7 @@ class _Watch(TorchDispatchMode):
 
 
 def weights_read(recipe: Recipe, model: str = "nemotron-nano", *, autocast: bool) -> list[Read]:
-    """Train a preset for STEPS steps; return a `Read` for each quantized layer and micro-batch.
-
-    autocast: train with torch's autocast to BF16; if false, with a residual stream in BF16, as trials do.
-    """
+    """Train a preset, with torch's autocast or as trials do; return a `Read` for each layer and micro-batch."""
     torch.manual_seed(0)
     decoder = build(MODELS[model], seed=0, compute_dtype=torch.float32 if autocast else torch.bfloat16)
     quantization = quantize(decoder, recipe, seed=0)
@@ -118,10 +115,7 @@ class Consistency:
 
 @cache
 def consistency(weights: str) -> Consistency:
-    """Train a small transformer and a small hybrid with NVFP4's recipe, and compare the weights that GEMMs read.
-
-    weights: the block of the quantized weights, such as 16x16.
-    """
+    """Train a small transformer and a hybrid with these blocks of weights, and compare what the passes read."""
     recipe = load_recipe("nvfp4", {"weights": weights})
     spec = Quantizer.parse(f"e2m1:{weights}:nvfp4")
     found = [read for autocast in (True, False) for read in weights_read(recipe, autocast=autocast)]

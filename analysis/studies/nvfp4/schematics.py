@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.figures.drawing import POINTS, Drawing
-from fewbits.analysis.figures.gemm_flow import draw_flow, kept_text, products, scalings_text
+from fewbits.analysis.figures.drawing import POINTS, Drawing, draw_flow, kept_text, products, scalings_text
 from fewbits.analysis.figures.theme import ink, shades
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure

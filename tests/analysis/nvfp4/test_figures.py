@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Damaged, Results
-from fewbits.analysis.figures import gemm_flow
+from fewbits.analysis.figures import drawing as gemm_flow
 from fewbits.analysis.figures.effects import effects_of
 from fewbits.analysis.figures.series import switches
 from fewbits.analysis.figures.theme import THEMES, WIDTH, themed
