@@ -155,8 +155,7 @@ def m21(count: int = 24) -> dict[str, Exact]:
     one, each = sum(whole) / count, sum(rows) / count
     return {
         "smaller groups take more bits": Exact(
-            bits[1] > bits[0],
-            f"scales take {bits[0]:.2f} bits per block with one group, {bits[1]:.2f} with one a row",
+            bits[1] > bits[0], f"scales take {bits[0]:.2f} bits per block with one group, {bits[1]:.2f} with one a row"
         ),
         "smaller groups err less": Exact(
             each < one and not worse,
