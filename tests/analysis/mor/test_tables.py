@@ -191,12 +191,13 @@ def test_recipes_and_settings_on_several_models_are_compared_with_each_models_ow
         own = results(plans("scale=questions", f"sweep={sweep}", "seeds=[0,1]"), World(effect={"tensor": 0.004}))
         made = table(name, own)
         assert len(made.rows) == 3 * arms
-        changes = [mean(row.cells[1]) for row in made.rows if row.title.startswith("Tensor")]
+        changes = [mean(row.cells[1]) for row in made.rows if row.title.endswith(": Tensor")]
         assert changes == pytest.approx([0.4] * 3, rel=0.01)
         (of,) = (one for one in declared("mor").effects if one.id == figure)
         effects = effects_of(own, "mor", of)
         assert len(effects) == 3 * arms
         assert {one.label.partition(":")[0] for one in effects} == {"GPT-2", "Llama 2", "Nemotron"}
+        assert not any(one.paper for one in effects), "the paper's numbers are of another model"
         assert isinstance(effects_picture(own, "mor", of), FigureResult)
 
 

@@ -104,7 +104,7 @@ def test_every_arm_is_told_from_bf16_and_from_the_whole_recipe(found: Results) -
     of_another_sweep = mean(cell(made, "stochastic: weights", "Validation loss, from NVFP4"))
     assert of_another_sweep == pytest.approx(100 * (1.06 / 1.01 - 1), rel=1e-3)
     titles = [r.title for r in made.rows]
-    assert len(set(titles)) == len(titles) == 46, "each arm has one row, and trunks have none"
+    assert len(set(titles)) == len(titles) == 45, "each arm has one row, and trunks have none"
     blocks = table("Blocks", found)
     assert mean(cell(blocks, "first 4 blocks in BF16", "Validation loss, from BF16")) == pytest.approx(3.0, rel=1e-3)
     nothing = table("From scratch", found)
