@@ -14,17 +14,16 @@ from functools import partial
 from fewbits.analysis.engine.claims.schema import DIVERGED, EVENTS, LOSS, PROBES, Comparison
 from fewbits.analysis.engine.results.data import Differences, Events, Measured, NoData, NotPlanned
 from fewbits.analysis.engine.results.evaluation import document_error, documents
-from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.frames import SCORES, Results
 from fewbits.analysis.engine.results.pairing import Between, Metric, Where, arm_rows, combined, line_of, paired, sample
 from fewbits.analysis.engine.results.probes import PREFIX, probe_numbers
+from fewbits.analysis.engine.results.scores import RECENT
 from fewbits.analysis.engine.statistics.estimates import Error
 from fewbits.analysis.engine.statistics.tokens import relative_slope
-from fewbits.experiments.storage.results import best_of_recent
 from fewbits.sweeps.planning.store import OVER, State
 
 LATE = "@late"  # METRIC@late is the mean of METRIC over the last tenth of the steps
 BEST = "@best"  # METRIC@best is its greatest value over the last RECENT checkpoints that were evaluated
-RECENT = 5
 TASKS = "tasks."  # the start of the names of downstream scores, for example tasks.piqa.acc,none
 QUESTIONS = 1000.0  # degrees of freedom of a score's standard error
 AGAIN = "-again"  # the arm ARM-again is like ARM, but its sums are rounded in another order
@@ -60,8 +59,10 @@ def built_in(results: Results, name: str) -> Numbers:
     if name.startswith(PREFIX):
         return Numbers(name, probe_numbers(results, name))
     if name.endswith(BEST):
-        found = {str(row["id"]): best_of_recent(row["folder"], name.removesuffix(BEST), RECENT) for row in results.rows}
-        return Numbers(name, {trial: value for trial, value in found.items() if value is not None})
+        frame = results.table_of(SCORES)
+        own = frame[frame["name"] == name.removesuffix(BEST)] if len(frame) else frame
+        groups = own.drop_duplicates(["id", "step"]).sort_values("step").groupby("id") if len(own) else ()
+        return Numbers(name, {str(trial): float(rows["value"].tail(RECENT).max()) for trial, rows in groups})
     return Numbers(name, results.late(name.removesuffix(LATE)) if name.endswith(LATE) else name)
 
 
@@ -105,16 +106,12 @@ def scope_of(
 
 
 def _found(scope: Results, arms: Sequence[str], where: Where, base: Where | None, prefix: str) -> Scope | None:
-    names = []
-    for place, arm in enumerate(arms):
-        at = where if place == 0 else base
-        known = [
-            name for one in arm.split("|") if scope.has(name := one if one.startswith(prefix) else prefix + one, at)
-        ]
-        if not known:
-            return None
-        names.append(known[0])
-    return Scope(scope, tuple(names), where, base)
+    named = [[one if one.startswith(prefix) else prefix + one for one in arm.split("|")] for arm in arms]
+    for choice in range(max(map(len, named))):
+        names = tuple(alike[min(choice, len(alike) - 1)] for alike in named)
+        if all(scope.has(name, base if place else where) for place, name in enumerate(names)):
+            return Scope(scope, names, where, base)
+    return None
 
 
 def _has_trunk(scope: Results) -> bool:
@@ -260,7 +257,14 @@ def _shared(found: Scope, comparison: Comparison) -> Error | None:
 
 
 def _slope(found: Scope) -> float | None:
-    """Return the fraction by which the baseline's validation loss falls for each unit of ln(tokens) at its end."""
+    """Return the fraction by which the baseline's loss falls for each unit of ln(tokens) at its end.
+
+    The loss is that of validation or, if there are too few evaluations, that of training.
+    """
     base = tuple(dict.fromkeys(base for _, base in pairs_of(found)))
-    name = f"slope {' '.join(base)}"
-    return found.results.remembered(name, lambda: relative_slope(line_of(found.results, trial) for trial in base))
+
+    def measured() -> float | None:
+        curves = ([line_of(found.results, trial, metric) for trial in base] for metric in (LOSS, "loss"))
+        return next((slope for lines in curves if (slope := relative_slope(lines))), None)
+
+    return found.results.remembered(f"slope {' '.join(base)}", measured)

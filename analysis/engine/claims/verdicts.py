@@ -45,18 +45,31 @@ class Evidence:
 
     @property
     def holm_p(self) -> float | None:
-        """The p value of the primary part as a whole, if it is in Holm's family; None if it is not tested as a whole.
+        """The p value of the primary part, if it is in Holm's family and has one.
 
-        All its comparisons have to be supported, or one has to be opposed. For k comparisons that are all supported,
-        p is the greatest of theirs; otherwise, it is k times the least p against one of them.
+        All its comparisons support it (the greatest p for it counts), or one opposes it (the least p, times their
+        number).
         """
-        parts = [finding for finding in self.findings if finding.part == self.primary and finding.p is not None]
+        parts = self.tested_primary
         if not self.main or not parts:
             return None
-        if all(part.status is Status.SUPPORTED for part in parts):
-            return max(part.p or 0.0 for part in parts)
-        against = [part.p or 0.0 for part in parts if part.status is Status.OPPOSED]
-        return min(1.0, len(parts) * min(against)) if against else None
+        supported = max(2 * (1.0 if part.p_for is None else part.p_for) for part in parts)
+        opposed = len(parts) * min(2 * (1.0 if part.p_against is None else part.p_against) for part in parts)
+        return min(1.0, supported, opposed)
+
+    @property
+    def tested_primary(self) -> list[Finding]:
+        """The comparisons of the primary part that have a p value."""
+        return [finding for finding in self.findings if finding.part == self.primary and finding.p is not None]
+
+    @property
+    def as_a_whole(self) -> bool:
+        """False if some comparisons of the primary part are supported, and others are undecided.
+
+        Holm's method then says nothing about the former, so they are corrected with the other comparisons.
+        """
+        statuses = {part.status for part in self.tested_primary}
+        return not {Status.SUPPORTED, Status.UNDECIDED} <= statuses or Status.OPPOSED in statuses
 
 
 def conclude(evidence: Mapping[str, Evidence], alpha: float = ALPHA) -> dict[str, Verdict]:
@@ -73,14 +86,16 @@ def _corrected(evidence: Mapping[str, Evidence], alpha: float) -> dict[str, tupl
     holm = {name: p for name, one in evidence.items() if (p := one.holm_p) is not None}
     found = {name: list(one.findings) for name, one in evidence.items()}
     for (name, _), p in zip(holm.items(), adjusted(list(holm.values()), "holm"), strict=True):
-        primary = [place for place, finding in enumerate(found[name]) if finding.part == evidence[name].primary]
+        one = evidence[name]
+        primary = [place for place, finding in enumerate(found[name]) if one.as_a_whole and finding.part == one.primary]
         _weaken(found[name], primary, p, alpha, f"Holm over {len(holm)}")
     for kind in Kind:
         rest = [
             (name, place, finding.p)
             for name, one in evidence.items()
             for place, finding in enumerate(one.findings)
-            if one.claim.kind is kind and finding.p is not None and not (name in holm and finding.part == one.primary)
+            if one.claim.kind is kind and finding.p is not None
+            if not (name in holm and one.as_a_whole and finding.part == one.primary)
         ]
         for (name, place, _), p in zip(rest, adjusted([p for *_, p in rest], "fdr_bh"), strict=True):
             _weaken(found[name], [place], p, alpha, f"Benjamini-Hochberg over {len(rest)}")

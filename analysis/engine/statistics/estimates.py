@@ -18,7 +18,7 @@ from enum import StrEnum
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special, stats
 from statsmodels.stats.multitest import multipletests
 
 Array = NDArray[np.float64]
@@ -76,33 +76,30 @@ class Estimate:
         distance = (self.mean - against) * (1 if side is Side.ABOVE else -1)
         if not self.error:
             return 0.0 if distance > 0 else 1.0
-        return float(stats.t.sf(distance / self.error, self.df))
+        return float(special.stdtr(self.df, -distance / self.error))
 
     def interval(self, level: float) -> Interval:
         """Return the two-sided confidence interval of the mean at this level, for example 0.9."""
         if not 0 < level < 1:
             raise ValueError(f"level is {level}, but must be a number between 0 and 1")
-        half = float(stats.t.ppf((1 + level) / 2, self.df)) * self.error if self.error else 0.0
+        half = float(special.stdtrit(self.df, (1 + level) / 2)) * self.error if self.error else 0.0
         return Interval(self.mean - half, self.mean + half, level)
 
 
 def estimate(values: ArrayLike, shared: Error | None = None, noise: Error | None = None) -> Estimate | None:
-    """Return the mean of the values with its standard error; None for one value without `noise`.
+    """Return the mean of the values with its standard error; None for one value without a known error.
 
-    shared: an error that more values do not reduce, such as that of the choice of evaluated documents. It is added to
-    the error from the spread of the values; the degrees of freedom follow from Satterthwaite's formula. noise: the
-    error of a single value, which is used instead of the spread if there is only one value.
+    shared: an error that more values do not reduce, such as that of the choice of evaluated documents. noise: the error
+    of a single value, which takes the place of the spread if there is only one value. The degrees of freedom of a sum
+    of errors follow from Satterthwaite's formula.
     """
     x = checked(values)
-    if x.size > 1:
-        own = Error(float(x.std(ddof=1)) / math.sqrt(x.size) if np.ptp(x) else 0.0, x.size - 1)
-    elif noise is not None:
-        own = noise
-    else:
+    own = Error(float(x.std(ddof=1)) / math.sqrt(x.size) if np.ptp(x) else 0.0, x.size - 1) if x.size > 1 else noise
+    parts = [part for part in (own, shared) if part is not None]
+    if not parts:
         return None
-    parts = [own, *([shared] if shared is not None else [])]
     variance = sum(part.error**2 for part in parts)
-    df = variance**2 / sum(part.error**4 / part.df for part in parts) if variance else own.df
+    df = variance**2 / sum(part.error**4 / part.df for part in parts) if variance else parts[0].df
     return Estimate(x.size, float(x.mean()), math.sqrt(variance), df)
 
 

@@ -26,7 +26,7 @@ def relative_slope(curves: Iterable[Sequence[tuple[float, float]]]) -> float | N
     """
     found = []
     for curve in curves:
-        points = [(math.log(tokens), loss) for tokens, loss in curve if tokens >= LAST * curve[-1][0] and tokens > 0]
+        points = [(math.log(tokens), loss) for tokens, loss in curve if tokens >= LAST * curve[-1][0] > 0]
         if len(points) >= FEWEST:
             x, y = np.array(points).T
             found.append(-float(np.polyfit(x - x.mean(), y, 1)[0]) / float(y[-1]))

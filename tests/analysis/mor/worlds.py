@@ -42,6 +42,7 @@ class World(worlds.World):
     # The share of mini-batches in bin 8 of the histogram of errors; the others are in bin 9. If None, all mini-batches
     # are in the bin of the error.
     below: float | None = None
+    flush: float = 1.0  # the share of an error's excess over FLOOR that comes from flushed values
 
     def numerics(self, of: Plan, member: Member) -> list[dict[str, Any]]:
         trial, arm, seed = of.trials[member.id].trial, str(member.cell.arm).removeprefix(PROBE), member.cell.seed
@@ -64,7 +65,7 @@ class World(worlds.World):
                         rows.append(
                             labels
                             | {"slot": slot}
-                            | _row(spelled, self.error(*of_this) + wobble, share, self.below, seed)
+                            | _row(spelled, self.error(*of_this) + wobble, share, self.below, seed, self.flush)
                         )
         return rows
 
@@ -73,7 +74,7 @@ def planned(folder: Path, cache_folder: Path, *words: str) -> Plan:
     return worlds.planned("mor", folder, cache_folder, *words, "model.layers=4")
 
 
-def _row(spelled: str, error: float, share: float, below: float | None, seed: int) -> dict[str, object]:
+def _row(spelled: str, error: float, share: float, below: float | None, seed: int, flush: float) -> dict[str, object]:
     counts = [0] * (len(BINS) - 1)
     if below is None:
         counts[int(np.searchsorted(BINS, error, side="right")) - 1] = BATCHES
@@ -86,5 +87,7 @@ def _row(spelled: str, error: float, share: float, below: float | None, seed: in
     shares[place] += share
     taken = {f"share_{entry}": value for entry, value in enumerate(shares)}
     seen = {"quantizer": spelled, "batches": BATCHES, "error": error, "error_max": 1.1 * error, "histogram": counts}
-    flushed = max(0.0, error - FLOOR) / (1 - FLOOR)  # the share of values flushed to 0, whose relative error is 1
+    flushed = (
+        flush * max(0.0, error - FLOOR) / (1 - FLOOR)
+    )  # the share of values flushed to 0, whose relative error is 1
     return seen | taken | {"flushed": flushed}
