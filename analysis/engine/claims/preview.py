@@ -21,6 +21,7 @@ from fewbits.analysis.engine.results.data import Differences
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.statistics.estimates import estimate
 from fewbits.analysis.engine.statistics.power import MOST_SEEDS, minimum_detectable_effect, required_n
+from fewbits.common.wording import plural
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,10 @@ def preview_lines(previews: Iterable[Preview]) -> list[str]:
         few = f"; a verdict needs {MIN_SEEDS}" if min(one.seeds for one in own) < MIN_SEEDS else ""
         known = [one for one in own if one.mde is not None]
         if not known:
-            lines.append(f"  {claim:4} unknown, {own[0].seeds} seeds{few}")
+            lines.append(f"  {claim:4} unknown, {plural(own[0].seeds, 'seed')}{few}")
             continue
         worst = max(known, key=lambda one: one.mde or 0.0)
-        text = f"  {claim:4} {_shown(worst, worst.mde or 0.0)}, {worst.seeds} seeds{few}"
+        text = f"  {claim:4} {_shown(worst, worst.mde or 0.0)}, {plural(worst.seeds, 'seed')}{few}"
         if worst.aim:
             needed = worst.needed or f"more than {MOST_SEEDS}"
             text += f"; {_shown(worst, abs(worst.aim))} needs {needed} seeds"

@@ -5,8 +5,8 @@ to one comparison for each arm and metric (`comparisons`). Python hooks (engine/
 no result file contains, and checks by arithmetic; only the tests and rules of this package make verdicts.
 
 A part names a comparison, not a place of one scale: `sweep` may be a list of sweeps, of which the first one counts
-that has all the part's arms at the scale. An arm is written `a|b` if sweeps have different names for it; a baseline that
-is written so, too, has its first name where the arm has. In the sweep
+that has all the part's arms at the scale. An arm is written `a|b` if sweeps have different names for it; a baseline
+that is written so, too, has its first name where the arm has. In the sweep
 `probes`, the arm X is found as `probe-X`, at the trunk's end; if other sweeps follow in the list, probes count only if
 their checkpoints are those of a trunk of the study.
 """

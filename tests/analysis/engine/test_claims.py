@@ -81,7 +81,13 @@ def test_a_comparison_is_found_where_a_scale_has_it(
     study: str, scale: str, sweeps: tuple[str, ...], arms: tuple[str, str], expected: tuple[str, str] | None
 ) -> None:
     # The data of scale paper are not on this machine.
-    data = ("data=synthetic", "data.path=null", "data.phases=[]", "evaluation.tasks=[]", "evaluation.tasks_every=0")
+    data: tuple[str, ...] = (
+        "data=synthetic",
+        "data.path=null",
+        "data.phases=[]",
+        "evaluation.tasks=[]",
+        "evaluation.tasks_every=0",
+    )
     data += ("data.repeat=1000000000", "evaluation.windows=2")
     results = Results(plan(*load_sweeps((f"study={study}", f"scale={scale}", *(data if scale == "paper" else ())))))
     found = scope_of(results, arms, sweeps, {"configuration": "1"} if study == "mor" else {})

@@ -17,7 +17,7 @@ LONG = ("G7", "G10", "G11", "G14")  # claims that need runs of the paper's lengt
 TIMED = ("G16", "G18")  # claims about speed, which no trial has
 TRUE = replace(
     PAPER,
-    effect=PAPER.effect
+    effect=dict(PAPER.effect)
     | {"diffq-matched": 0.012, "gaussws-matched": 0.0005, "llama2/diffq-matched": 0.003}
     | {"llama2/gaussws": -0.001, "llama2/diffq": 0.002, "parts/all": 0.02},
 )
@@ -60,7 +60,7 @@ def test_where_the_opposite_holds_claims_are_not_reproduced(six: Plan) -> None:
         "llama2/diffq-matched": 0.01,
     }
     world = replace(
-        TRUE, effect=TRUE.effect | opposite | {"parts/all": 0.03}, cast=0.02, bits={"gpt2": 4.5, "llama2": 5.5}
+        TRUE, effect={**TRUE.effect, **opposite, "parts/all": 0.03}, cast=0.02, bits={"gpt2": 4.5, "llama2": 5.5}
     )
     found = {name: (outcome, reason) for name, outcome, reason in empirical(six, world)}
     assert {

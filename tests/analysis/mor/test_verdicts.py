@@ -87,7 +87,7 @@ TRUE = Scored(
     | {"block": 2e-5, "tensor": 3e-5, "channel": -2e-5},
     norm={"bad-arm": 0.5, "block": 0.001, "tensor": -0.001, "channel": 0.002},
     error=paper_error,
-    fallback=lambda arm, *place: 0.02 if arm == "threshold-5" else paper_fallback(arm, *place),  # type: ignore[call-arg]
+    fallback=lambda arm, *place: 0.02 if arm == "threshold-5" else paper_fallback(arm, *place),
     below=0.94,
     noise=NOISE,
     scores={"block-64": 0.002, "threshold-5": -0.02, "amax": -0.03, "three-way": -0.03},
@@ -96,7 +96,7 @@ FALSE = Scored(
     effect=CONTROLS | dict.fromkeys(ARMS, 0.02) | dict.fromkeys(ALWAYS, 0.01) | {"threshold-5": 0.045},
     norm=dict.fromkeys(ARMS, 0.5) | {"bad-arm": 0.5},
     error=other_error,
-    fallback=lambda arm, *place: 0.02 if arm == "threshold-5" else other_fallback(arm, *place),  # type: ignore[call-arg]
+    fallback=lambda arm, *place: 0.02 if arm == "threshold-5" else other_fallback(arm, *place),
     below=0.5,
     flush=0.0,
     noise=NOISE,

@@ -31,7 +31,7 @@ CHOICES = (
 )
 TRUE = replace(
     PAPER,
-    effect=PAPER.effect
+    effect=dict(PAPER.effect)
     | {
         "fp8-long": 0.001,
         "fp8-trunk": 0.001,
