@@ -14,6 +14,7 @@ from fewbits.analysis.figures.probes import ProbesFigure, probes_figure
 from fewbits.analysis.figures.scores import ScoresFigure, scores_figure
 from fewbits.analysis.figures.training import TrainingFigure, training_figure
 from fewbits.analysis.report.items import MakeFigure, MakeTable
+from fewbits.analysis.report.top import Top
 from fewbits.analysis.tables.arms import ArmsTable, arms_table
 from fewbits.common.from_dict import from_dict
 
@@ -29,6 +30,7 @@ class Declared:
     effects: tuple[EffectsFigure, ...] = ()
     probes: ProbesFigure | None = None
     arms: tuple[ArmsTable, ...] = ()
+    top: Top | None = None
 
 
 @cache

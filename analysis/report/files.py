@@ -1,35 +1,35 @@
 """Write a report: the executed notebook of a study as a page, with its tables, figures and verdicts as files.
 
-    REPORTS/STUDY-SCALE/index.html  STUDY.ipynb  verdicts.json  tables/*.csv|tex  figures/*.svg|png  made-of.json
+    REPORTS/STUDY-SCALE/index.html  STUDY.ipynb  results.parquet  verdicts.json  tables/*.csv  figures/*.svg|png
 
-The folder is written under a temporary name and then replaces the previous folder, so a report is never incomplete.
-A report is not written again if neither the results nor the code have changed (`fingerprint.py`).
+A report is made from `results.parquet`, so `fewbits report --from` makes the same files where the store is gone. The
+folder is written under a temporary name and then replaces the previous folder, so a report is never incomplete. A
+report is not written again if neither the results nor the code have changed: made-of.json has the digests.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
 
 from markupsafe import Markup
 
+from fewbits.analysis.engine.results.archive import NAME, Archive, archived, read_archive
 from fewbits.analysis.engine.results.paper import STUDIES as STUDY_FOLDERS
-from fewbits.analysis.report.fingerprint import MADE_OF, made_of, record, unchanged
-from fewbits.analysis.report.items import FigureResult, TableResult
-from fewbits.analysis.report.notebook import execute
-from fewbits.analysis.report.page import page
-from fewbits.analysis.report.study_report import StudyReport, read_study
-from fewbits.analysis.tidy.selection import notebook_parameters
-from fewbits.analysis.views.numbers import anchor
-from fewbits.analysis.views.tables import latex
+from fewbits.analysis.report.page import execute, page, stored
+from fewbits.analysis.report.study_report import StudyReport, archived_report, read_study
+from fewbits.analysis.views.provenance import SOURCES, sources
 from fewbits.common.atomic import folder_atomically, remove_folder
 from fewbits.sweeps.planning.studies import STUDIES
 
-INDEX = "index.html"
+INDEX, MADE_OF = "index.html", "made-of.json"
+PACKAGES = ("torch", "numpy", "scipy", "pandas", "pyarrow", "matplotlib", "jupytext", "nbclient", "jinja2")
 
 
 @dataclass(frozen=True)
@@ -42,36 +42,40 @@ class Written:
 
 
 def write_report(overrides: Sequence[str], reports: Path) -> Written:
-    """Write the report of the study that the overrides select, and send it to MLflow if MLflow has the study's sweeps.
+    """Write the report of the study that the overrides select.
 
     overrides: as for `fewbits sweep`, for example `study=mor scale=cpu`. reports: the folder of all reports.
     """
-    planned = read_study(overrides)
-    set_in = notebook_parameters(planned.overrides, planned.scale, planned.results.plan.store)
-    folder, digest = reports / planned.name, made_of(planned.results, tuple(map(str, set_in.values())))
+    return _written(archived(read_study(list(overrides)).results, overrides), reports)
+
+
+def rewrite_report(archive: Path, reports: Path) -> Written:
+    """Write the report of the results in a file results.parquet; the store is not needed."""
+    read_archive(archive)
+    return _written(archive.read_bytes(), reports)
+
+
+def _written(archive: bytes, reports: Path) -> Written:
+    report = archived_report(Archive(archive))
+    folder, digest = reports / report.name, _inputs_digest(archive)
     if not unchanged(folder, digest):
-        replace_folder(folder, lambda: _files(planned.study, set_in), digest)
+        replace_folder(folder, lambda: _files(report, archive), digest)
     verdicts = json.loads((folder / "verdicts.json").read_text("utf-8"))
-    return Written(folder / INDEX, verdicts["counts"], planned.results.flags)
+    return Written(folder / INDEX, verdicts["counts"], tuple(verdicts["flags"]))
 
 
-def _files(study: str, set_in: Mapping[str, Any]) -> dict[str, str | bytes]:
-    executed = execute(STUDY_FOLDERS / study / "notebook.py", set_in)
-    report: StudyReport = executed.names[study]
-    if unshown := list(report.unshown()):
-        raise ValueError(f"the notebook of {study} does not show {', '.join(unshown)}; add cells that show them")
+def _files(report: StudyReport, archive: bytes) -> dict[str, str | bytes]:
+    study = report.study
+    executed = execute(STUDY_FOLDERS / study / "notebook.py", archive)
     title = f"{STUDIES[study].title}: scale {report.scale}"
     foot = Markup(
-        'The notebook <a href="{0}.ipynb">{0}.ipynb</a> has the code behind every number. Verdicts, tables and figures '
-        "are also files in this page's folder."
-    ).format(study)
-    return {
-        INDEX: page(executed, title, foot),
-        f"{study}.ipynb": _notebook(executed.notebook),
-        "verdicts.json": to_json(report.record()),
-        **_tables(report),
-        **_figures(report),
-    }
+        'The notebook <a href="{0}.ipynb">{0}.ipynb</a> has the code behind every number, and '
+        '<a href="{1}">{1}</a> the results. <a href="tables/claims.csv">All comparisons</a> and '
+        '<a href="tables/trials.csv">all trials</a>, the tables (CSV) and the figures are files in this page\'s folder.'
+    ).format(study, NAME)
+    return {INDEX: page(executed, title, foot), f"{study}.ipynb": stored(executed.notebook), NAME: archive} | dict(
+        executed.files
+    )
 
 
 def check_place(reports: Path) -> None:
@@ -89,7 +93,7 @@ def replace_folder(folder: Path, make: Callable[[], Mapping[str, str | bytes]], 
 
     make: returns the contents of the files by their paths in the folder. `make` can take minutes, so the folder is
     checked first. Raise ValueError if the folder has files but no index.html, or if it cannot be written.
-    inputs_digest: the result of `fingerprint.made_of`, which is stored in made-of.json.
+    inputs_digest: the digest of the report's inputs, which is stored in made-of.json.
     """
     if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():
         raise ValueError(
@@ -98,7 +102,8 @@ def replace_folder(folder: Path, make: Callable[[], Mapping[str, str | bytes]], 
         )
     check_place(folder.parent)
     contents = {name: text.encode() if isinstance(text, str) else text for name, text in make().items()}
-    contents[MADE_OF] = record(inputs_digest, contents)
+    digests = {name: _digest(content) for name, content in contents.items()}
+    contents[MADE_OF] = (json.dumps({"made of": inputs_digest, "files": digests}, indent=2) + "\n").encode()
     with folder_atomically(folder) as partial:
         for name, content in contents.items():
             path = partial / name
@@ -108,32 +113,24 @@ def replace_folder(folder: Path, make: Callable[[], Mapping[str, str | bytes]], 
             remove_folder(folder)
 
 
-def _notebook(notebook: object) -> str:
-    import nbformat
-
-    nbformat.validate(notebook)
-    return str(nbformat.writes(notebook)) + "\n"
+# -------------------------------------------------------------------------------- whether a report is up to date
 
 
-def to_json(record: object) -> str:
-    """Return a record as indented JSON that ends with a line feed; raise ValueError for NaN and infinity."""
-    return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+def _inputs_digest(archive: bytes) -> str:
+    parts = [_digest(archive), sources(SOURCES), platform.python_version(), *map(version, PACKAGES)]
+    return _digest(json.dumps(parts).encode())
 
 
-def _tables(report: StudyReport) -> dict[str, str]:
-    titles = {entry.id: entry.title for entry in report.registry.tables}
-    files = {}
-    for name, result in report.tables.items():
-        if isinstance(result, TableResult):
-            files[f"tables/{anchor(name)}.csv"] = result.frame().to_csv(index=False)
-            files[f"tables/{anchor(name)}.tex"] = latex(result, titles[name])
-    return files
+def unchanged(folder: Path, inputs_digest: str) -> bool:
+    """Tell whether the folder has a report whose inputs had this digest, with no file changed since it was written."""
+    try:
+        record = json.loads((folder / MADE_OF).read_text("utf-8"))
+        return record["made of"] == inputs_digest and all(
+            _digest((folder / name).read_bytes()) == digest for name, digest in record["files"].items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
-def _figures(report: StudyReport) -> dict[str, str | bytes]:
-    files: dict[str, str | bytes] = {}
-    for name, result in report.figures.items():
-        if isinstance(result, FigureResult):
-            drawing, stem = report.drawing(name), f"figures/{anchor(name)}"
-            files |= {f"{stem}.svg": drawing.light, f"{stem}-dark.svg": drawing.dark, f"{stem}.png": drawing.png}
-    return files
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

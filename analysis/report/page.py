@@ -1,19 +1,78 @@
-"""Turn an executed notebook into one self-contained HTML page, without external scripts, fonts or images.
+"""Run a report's notebook in a Jupyter kernel, and turn its outputs into one self-contained HTML page.
 
-The page has the notebook's prose and results, without the code of its cells. A table with an input field for
-the reader (`TableResult.control`) has an inline script; a browser that runs no scripts shows all cells of the table.
+The notebook lies beside `results.parquet`, which its cells read. Each output brings its HTML and files for the report
+under a private MIME type, which is removed from the stored notebook. The page has the notebook's prose and results,
+without code; it loads no script, font or image.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from fewbits.analysis.report.notebook import Executed
+from fewbits.analysis.engine.results.archive import NAME
 from fewbits.analysis.views.html import render, style
 from fewbits.analysis.views.numbers import anchor
+from fewbits.analysis.views.shown_frame import ASKED, PRIVATE
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+LONGEST = 1800  # seconds for one cell
+
+
+@dataclass(frozen=True)
+class Executed:
+    """A notebook after its cells have run in a kernel."""
+
+    notebook: NotebookNode  # the cells with their outputs, without the private ones
+    html: dict[str, Markup]  # by cell id, the HTML that the cell adds to the report's page
+    files: dict[str, bytes]  # the report's files that outputs have brought, by path
+
+
+def execute(source: Path, archive: bytes) -> Executed:
+    """Execute a notebook in percent format in a kernel, in a folder that contains the archive.
+
+    Raise ValueError with the end of the traceback if a cell fails.
+    """
+    import jupytext
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
+    notebook = jupytext.read(source)
+    notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    for number, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{number}"
+    with TemporaryDirectory() as folder:
+        (Path(folder) / NAME).write_bytes(archive)
+        client = NotebookClient(
+            notebook, timeout=LONGEST, record_timing=False, resources={"metadata": {"path": folder}}
+        )
+        try:
+            client.execute(env=_environment())
+        except CellExecutionError as error:
+            raise ValueError(f"{source}: {error}") from None
+    html: dict[str, Markup] = {}
+    files: dict[str, bytes] = {}
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if (brought := output.get("data", {}).pop(PRIVATE, None)) is not None:
+                html[cell.id] = html.get(cell.id, Markup()) + Markup(brought["html"])
+                files |= {name: base64.b64decode(content) for name, content in brought["files"].items()}
+    return Executed(notebook, html, files)
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return {**os.environ, ASKED: "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
 
 
 def page(executed: Executed, title: str, foot: str) -> str:
@@ -43,9 +102,17 @@ def _parts(executed: Executed, contents: list[str]) -> Iterator[Markup]:
                         contents.append(inside.content)
             html = Markup(markdown.renderer.render(tokens, markdown.options, {}))
             yield Markup('<div class="prose">{}</div>').format(html)
-        for output in cell.get("outputs", []):
-            if output.output_type == "stream":
-                yield Markup("<pre>{}</pre>").format(output.text)
-            elif cell.id not in executed.html:
-                yield Markup("<pre>{}</pre>").format(output.data["text/plain"])
         yield executed.html.get(cell.id, Markup())
+
+
+def stored(notebook: NotebookNode) -> str:
+    """Return an executed notebook as the content of an .ipynb file."""
+    import nbformat
+
+    for cell in notebook.cells:
+        outputs: list[Any] = cell.get("outputs", [])
+        cell_outputs = [one for one in outputs if one.output_type != "stream" or one.name != "stderr"]
+        if outputs:
+            cell.outputs = cell_outputs
+    nbformat.validate(notebook)
+    return str(nbformat.writes(notebook)) + "\n"

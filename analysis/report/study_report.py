@@ -5,63 +5,70 @@
     mor.figure("Figure 5")              # a matplotlib Figure, shown with its caption
     mor.claims("M3", "M4", "M5")        # a DataFrame
 
-The report's files contain the items that the notebook has shown. An item without data in the store, or without a
-function that makes it, is shown as a text that says so.
+An item without data, or without a function that makes it, is shown as a text that says so.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 from markupsafe import Markup
 
 from fewbits.analysis.engine.claims.findings import Verdict
-from fewbits.analysis.engine.claims.judging import judge_study, training_of
-from fewbits.analysis.engine.claims.schema import Claim, StudyClaims, claim_ids, load_claims, studies_with_claims
+from fewbits.analysis.engine.claims.judging import judge_study
+from fewbits.analysis.engine.claims.schema import StudyClaims, claim_ids, load_claims, studies_with_claims
 from fewbits.analysis.engine.claims.verdicts import FAMILIES
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import Paper, paper
+from fewbits.analysis.report.declared import declared
 from fewbits.analysis.report.items import FigureResult, Picture, Table, TableResult, why_missing
 from fewbits.analysis.report.registry import Entry, StudyRegistry, study_registry
-from fewbits.analysis.views import claims, remarks, trials
+from fewbits.analysis.report.top import limits, top_figure, top_rows, top_screen
+from fewbits.analysis.views import claims
 from fewbits.analysis.views.html import render
+from fewbits.analysis.views.numbers import anchor
 from fewbits.analysis.views.provenance import Provenance
-from fewbits.analysis.views.shown_frame import Items, ShownFrame, finding_row, outcome_rows, shown_frame, verdict_row
+from fewbits.analysis.views.shown_frame import Items, ShownFrame, finding_row, shown_frame
 from fewbits.analysis.views.tables import table_html
 from fewbits.common.from_dict import one_of
 from fewbits.sweeps.planning.plan import Plan
-from fewbits.sweeps.planning.stored_plans import RUNS, find_plan
+from fewbits.sweeps.planning.stored_plans import find_plan, is_location
 from fewbits.sweeps.planning.studies import STUDIES
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from fewbits.analysis.views.shown_figure import Drawing, ShownFigure
+    from fewbits.analysis.engine.results.archive import Archive
+    from fewbits.analysis.views.shown_figure import ShownFigure
 
 NOT_MADE = "fewbits does not make this item yet"
 
 
-def read_study(overrides: Sequence[str]) -> StudyReport:
-    """Return the report of the study that the overrides select. overrides: as for `fewbits sweep`.
+def read_study(overrides: tuple[str, ...] | list[str]) -> StudyReport:
+    """Return the report of the study that the overrides select, over the store. overrides: as for `fewbits sweep`.
 
     If they select a sweep file of the user's own, the file's key `study` names the study. Raise ValueError if the
     study is unknown.
     """
-    return report_of(find_plan(overrides), overrides)
+    plan = find_plan(overrides)
+    return report_of(plan, Results(plan), overrides)
 
 
-def report_of(plan: Plan, overrides: Sequence[str]) -> StudyReport:
-    """Return the report of a plan. overrides: those that selected the plan. Raise ValueError for an unknown study."""
-    sweeps = plan.sweeps
-    studies = sorted({sweep.study for sweep in sweeps})
+def archived_report(archive: Archive) -> StudyReport:
+    """Return the report of the results in an archive."""
+    return report_of(archive.plan, Results(archive.plan, archive), archive.overrides)
+
+
+def report_of(plan: Plan, results: Results, overrides: tuple[str, ...] | list[str]) -> StudyReport:
+    """Return the report of these results. overrides: those that selected the plan."""
+    studies = sorted({sweep.study for sweep in plan.sweeps})
     for study in studies:
         one_of("study", study, STUDIES)
     (study,) = studies
-    return StudyReport(study, sweeps[0].scale, tuple(overrides), Results(plan))
+    return StudyReport(study, plan.sweeps[0].scale, tuple(one for one in overrides if not is_location(one)), results)
 
 
 @dataclass
@@ -70,12 +77,9 @@ class StudyReport:
 
     study: str
     scale: str
-    overrides: tuple[str, ...]  # the ones that selected the plan, as for `fewbits sweep`
+    overrides: tuple[str, ...]  # the ones that selected the plan, as for `fewbits sweep`, without paths
     results: Results
-    tables: dict[str, Table] = field(default_factory=dict)  # by id, the tables that have been shown
-    figures: dict[str, Picture] = field(default_factory=dict)  # by id, the figures that have been shown
-    shown_claims: list[str] = field(default_factory=list)  # the ids of the claims that have been shown
-    _drawings: dict[str, Drawing] = field(default_factory=dict)  # a cache by the figures' ids
+    shown: set[str] = field(default_factory=set)  # the ids of the tables, figures and claims that have been shown
 
     @property
     def name(self) -> str:
@@ -99,64 +103,33 @@ class StudyReport:
         return judge_study(self.study, self.results) if self.study_claims.claims else {}
 
     @cached_property
-    def trials(self) -> dict[str, trials.Trial]:
-        return trials.trials_of(self.results)
-
-    @cached_property
     def origin(self) -> Provenance:
         return Provenance(self.results, self.overrides)
 
     @property
     def size(self) -> str:
-        """The models' sizes, the longest run's tokens, and the share of training with quantized recipes, as text.
+        """The models' sizes, the training with the recipe, and the number of seeds, as text."""
+        return limits(self.results)
 
-        A run that branches from a trunk trains only the tokens after the branch with its own recipe. The text gives the
-        share of these tokens among all tokens of the run and its trunk, for the quantized run with the greatest share.
+    # -------------------------------------------------------------------------------- the first screen
+
+    def top(self) -> ShownFrame:
+        """Return the table of the first screen: the effects that answer the study's questions.
+
+        In the report, the screen also has a headline, a figure, the limits of these runs, and the counts of verdicts.
         """
-        total = training_of(self.results, self.results.plan.trials)
-        if total is None:
-            return self.results.scale
-        own = training_of(self.results, self._quantized())
-        if own is None:
-            return f"{total}; no quantized run"
-        share = f"up to {own.quantized:.0%} of a quantized run's tokens in its own recipe"
-        return f"{total}; {share}" + (", the others in that of its trunk" if own.quantized < 1 else "")
+        of = declared(self.study).top
+        rows = top_rows(self.results, self.study, of, self.verdicts) if of else []
+        picture = None
+        if any(row.finding and row.finding.effect is not None and row.finding.relative for row in rows):
+            from fewbits.analysis.views.shown_figure import draw
 
-    def _quantized(self) -> Iterator[str]:
-        """Yield the ids of the trials that quantize an operand or use a sampler; trunks are left out."""
-        trunks = {planned.parent for planned in self.results.plan.trials.values()}
-        for trial, planned in self.results.plan.trials.items():
-            recipe = planned.trial.recipe
-            operands = any(slot.spec is not None for _, slot in recipe.operands.items())
-            if trial not in trunks and (operands or recipe.sampler.kind != "none"):
-                yield trial
-
-    # -------------------------------------------------------------------------------- the start of a report
-
-    def opening(self) -> ShownFrame:
-        """Return a table with the number of claims for each possible verdict, such as `reproduced`.
-
-        In the report, the header of the page shows this table, with title, scale and warnings.
-        """
-        study = STUDIES[self.study]
-        head = render(
-            "header",
-            kicker="fewbits report",
-            title=study.title,
-            arxiv=study.arxiv,
-            about=f"Scale {self.scale}: {self.size}. Our runs are compared with the paper's.",
-            tally=claims.tally(self.verdicts.values()),
-        )
-        return shown_frame(outcome_rows(self.verdicts.values()), "title", head + self.origin.flags())
-
-    def summary(self) -> ShownFrame:
-        """Return a table with a row for each claim: its statement, verdict, reason, and the numbers of one comparison.
-
-        This comparison is the one with the greatest p value (`Verdict.leading`). In the report, the rules for verdicts
-        come first, then the claims in three groups: exact, mechanism and training.
-        """
-        html = claims.rules() + claims.summary(self.verdicts)
-        return shown_frame(map(verdict_row, self.verdicts.values()), "summary of the verdicts", html)
+            picture = draw(FigureResult(lambda: top_figure(rows)))
+        html = top_screen(STUDIES[self.study], self.scale, self.size, of, rows, self.verdicts, picture)
+        files = {"verdicts.json": claims.to_json(self.record())}
+        if rows:
+            files["tables/top.csv"] = pd.DataFrame([row.record() for row in rows]).to_csv(index=False)
+        return shown_frame([row.record() for row in rows], "the first screen", html + self.origin.flags(), files)
 
     # -------------------------------------------------------------------------------- items
 
@@ -175,18 +148,18 @@ class StudyReport:
         If there are no data, the frame is empty, and its display gives the reason. Raise ValueError for an unknown id.
         """
         one_of(f"table of {self.study}", name, self.registry.table_ids)
+        self.shown.add(name)
         entry = next((entry for entry in self.registry.tables if entry.id == name), None)
         if entry is None:
             return shown_frame((), name, self._absent(name))
-        self.tables[name] = result = entry.make(self.results)
+        result = entry.make(self.results)
+        if not isinstance(result, TableResult):
+            return shown_frame((), name, self._made(entry, result))
         printed = self.paper.table(name) if entry.of_paper else None
-        html = self._made(
-            entry,
-            result,
-            source=self.paper.sources[printed.source] if printed else "",
-            body=table_html(result, self.trials) if isinstance(result, TableResult) else "",
-        )
-        return shown_frame(result.frame() if isinstance(result, TableResult) else (), name, html)
+        source = self.paper.sources[printed.source] if printed and printed.source != "printed" else ""
+        frame = result.frame()
+        files = {f"tables/{anchor(name)}.csv": frame.to_csv(index=False)}
+        return shown_frame(frame, name, self._made(entry, result, source=source, body=table_html(result)), files)
 
     def figure(self, name: str) -> ShownFigure:
         """Return the figure with the id `name` as a matplotlib Figure in the light theme.
@@ -194,65 +167,56 @@ class StudyReport:
         If there are no data, the figure shows the reason, which its attribute `missing` also has. Raise ValueError for
         an unknown id.
         """
-        from fewbits.analysis.views.shown_figure import shown_figure  # imported here: matplotlib is slow to import
+        from fewbits.analysis.views.shown_figure import Drawing, shown_figure  # matplotlib is slow to import
 
         one_of(f"figure of {self.study}", name, self.registry.figure_ids)
+        self.shown.add(name)
         entry = next((entry for entry in self.registry.figures if entry.id == name), None)
         if entry is None:
-            return shown_figure(None, name, lambda _: self._absent(name), self._drawn(name), NOT_MADE)
-        self.figures[name] = result = entry.make(self.results)
-        caption = self.paper.figure(name).caption if entry.of_paper else ""
+            return shown_figure(None, name, lambda _: self._absent(name), NOT_MADE)
+        result = entry.make(self.results)
         if not isinstance(result, FigureResult):
-            html = self._made(entry, result, caption=caption)
-            return shown_figure(None, name, lambda _: html, self._drawn(name), why_missing(result))
+            html = self._made(entry, result)
+            return shown_figure(None, name, lambda _: html, why_missing(result))
+        caption = self.paper.figure(name).caption if entry.of_paper else ""
 
         def card(drawing: Drawing | None) -> Markup:
-            values = {"caption": caption, "picture": drawing, "notes": result.notes, "ids": result.trials}
-            return self._made(entry, result, **values)
+            return self._made(entry, result, caption=caption, picture=drawing, notes=result.notes)
 
-        return shown_figure(result, name, card, self._drawn(name))
-
-    def _drawn(self, name: str) -> Callable[[Figure], Drawing]:
-        return lambda light: self.drawing(name, light)
-
-    def drawing(self, name: str, light: Figure | None = None) -> Drawing:
-        """Return a figure as SVG and PNG for the report's files, from a cache if it was drawn before.
-
-        name: the id of a figure that has been shown and has data. light: this figure, if it is already drawn in the
-        light theme.
-        """
-        from fewbits.analysis.views.shown_figure import draw
-
-        if name not in self._drawings:
-            self._drawings[name] = draw(cast(FigureResult, self.figures[name]), light)
-        return self._drawings[name]
+        return shown_figure(result, name, card)
 
     def claims(self, *names: str) -> ShownFrame:
         """Return a table with a row for each comparison of the claims with these ids; without ids, of all claims.
 
-        In the report, each claim is shown in full.
+        In the report, each claim is a card.
         """
-        names = names or tuple(self.verdicts)
+        known = dict.fromkeys([*self.verdicts, *claim_ids(self.study)])
         for name in names:
-            one_of(f"item of {self.study}", name, dict.fromkeys([*self.verdicts, *claim_ids(self.study)]))
-        verdicts = [self.verdicts[name] for name in names if name in self.verdicts]
-        self.shown_claims += [verdict.claim.id for verdict in verdicts]
+            one_of(f"item of {self.study}", name, known)
+        verdicts = [self.verdicts[name] for name in names or self.verdicts if name in self.verdicts]
+        self.shown |= {verdict.claim.id for verdict in verdicts}
         rows = [finding_row(verdict, finding) for verdict in verdicts for finding in verdict.findings]
-        return shown_frame(rows, ", ".join(names), Markup().join(map(self._claim_html, names)))
+        if names:
+            return shown_frame(rows, ", ".join(names), Markup().join(map(claims.card, verdicts)))
+        files = {"tables/claims.csv": pd.DataFrame(rows).to_csv(index=False)}
+        return shown_frame(rows, "claims", claims.cards(verdicts), files)
 
-    def _claim_html(self, name: str) -> Markup:
-        return claims.card(self.verdicts[name], self.trials) if name in self.verdicts else self._absent(name)
+    def rest(self) -> Items:
+        """Return the tables and figures that the paper does not have and that no earlier cell has shown.
 
-    def own(self) -> Items:
-        """Return the tables, figures and claims that the paper does not have and that no earlier cell has shown."""
-        tables = [self.table(e.id) for e in self.registry.tables if not e.of_paper and e.id not in self.tables]
-        figures = [self.figure(e.id) for e in self.registry.figures if not e.of_paper and e.id not in self.figures]
-        ours = [claim.id for claim in self._claims() if claim.ours and claim.id not in self.shown_claims]
-        items: list[ShownFrame | ShownFigure] = [*tables, *figures, *([self.claims(*ours)] if ours else [])]
-        return Items(items or [shown_frame((), "findings of our own", render("list", items=["None."]))])
-
-    def _claims(self) -> Iterator[Claim]:
-        yield from (verdict.claim for verdict in self.verdicts.values())
+        The report's page shows the figures, and names the tables, which are files.
+        """
+        entries = [*self.registry.tables, *self.registry.figures]
+        names = [entry.id for entry in entries if not entry.of_paper and entry.id not in self.shown]
+        items = [self._item(name) for name in names]
+        shown = [one for one in items if not one.empty_item]
+        files = {name: text for one in shown if isinstance(one, ShownFrame) for name, text in one._files.items()}
+        missing = ", ".join(one.report_name for one in items if one.empty_item)
+        notes = [f"Not run at this scale: {missing}."] if missing else []
+        if files:
+            notes.append(f"Tables of these runs as files: {', '.join(files)}.")
+        last = shown_frame((), "files of tables", render("list", items=notes), files)
+        return Items([*(one for one in shown if not isinstance(one, ShownFrame)), last])
 
     def _made(self, entry: Entry[Any], result: Table | Picture, **values: object) -> Markup:
         missing = "" if isinstance(result, TableResult | FigureResult) else why_missing(result)
@@ -262,50 +226,27 @@ class StudyReport:
         return self._framed(name, missing=f"{name}: {NOT_MADE}.")
 
     def _framed(self, name: str, **values: object) -> Markup:
-        empty = {"title": "", "ours": False, "caption": "", "source": "", "body": "", "picture": None}
-        return render("item", name=name, trials=self.trials, **(empty | {"notes": (), "ids": ()} | values))
+        empty = {"title": "", "ours": False, "caption": "", "source": "", "body": "", "picture": None, "notes": ()}
+        return render("item", name=name, **(empty | values))
 
-    # -------------------------------------------------------------------------------- the end of a report
+    # -------------------------------------------------------------------------------- the appendix
 
-    def remarks(self) -> ShownFrame:
-        """Return a table with a row for each remark on the verdicts; fixed rules choose the remarks (`remarks.py`)."""
-        rows = [dict(zip(remarks.COLUMNS, row, strict=True)) for row in remarks.remarks(self.verdicts)]
-        return shown_frame(rows, "remarks", remarks.remarks_html(self.verdicts))
-
-    def not_printed(self) -> ShownFrame:
-        """Return a table, with a row for each item of the paper whose values the paper does not state as numbers.
-
-        An item is a row of one of the paper's tables, a figure, or a single number; the column `number` names it. The
-        column `source` says where the values in the study's file `paper.yaml` are from, for example from a
-        figure, or that they are not known.
-        """
-        numbers = remarks.not_printed(self.paper)
-        html = render("list", items=[f"{number}: {source}" for number, source in numbers] or ["Nothing."])
-        rows = [{"number": number, "source": source} for number, source in numbers]
-        return shown_frame(rows, "numbers that the paper does not print", html)
-
-    def unreached(self) -> ShownFrame:
-        """Return a table of reasons why claims cannot be tested, at this scale or at any, each with the claims' ids."""
-        reasons = remarks.unreached(self.verdicts)
-        html = render("remarks", sections=[("", reasons)] if reasons else [])
-        rows = [{"claims": ", ".join(names), "reason": reason} for names, reason in reasons]
-        return shown_frame(rows, "out of reach", html)
-
-    def provenance(self) -> ShownFrame:
+    def appendix(self) -> ShownFrame:
         """Return a table (name, value) of the code, data and machines behind the numbers.
 
-        In the report, the table of all trials follows.
+        In the report, the rules of the statistics come first.
         """
         rows = [{"name": name, "value": value} for name, value, _ in self.origin.rows()]
-        return shown_frame(rows, "provenance", self.origin.table() + trials.trial_table(self.trials))
+        trials = self.results.trials.drop(columns=["computed", "axes"], errors="ignore").to_csv(index=False)
+        html = render("rules", families=FAMILIES) + self.origin.table()
+        return shown_frame(rows, "provenance", html, {"tables/trials.csv": trials})
 
     # -------------------------------------------------------------------------------- for programs
 
     def unshown(self) -> Iterator[str]:
         """Yield the ids of the registered tables and figures and of the claims that the notebook has not shown."""
-        yield from (entry.id for entry in self.registry.tables if entry.id not in self.tables)
-        yield from (entry.id for entry in self.registry.figures if entry.id not in self.figures)
-        yield from (claim.id for claim in self._claims() if claim.id not in self.shown_claims)
+        names = [*(entry.id for entry in (*self.registry.tables, *self.registry.figures)), *self.verdicts]
+        yield from (name for name in names if name not in self.shown)
 
     def record(self) -> dict[str, object]:
         """Return the contents of verdicts.json; its key `claims` has each Verdict as a dictionary, by claim id."""
@@ -313,12 +254,13 @@ class StudyReport:
             "study": self.study,
             "scale": self.scale,
             "size": self.size,
-            "overrides": [override for override in self.overrides if override.partition("=")[0] != RUNS],
+            "overrides": list(self.overrides),
             "counts": claims.counts(self.verdicts),
             "families": FAMILIES,
             "flags": list(self.results.flags),
             "mixed": self.origin.mixed,
             "notices": self.origin.notices,
             "claims": {name: dataclasses.asdict(verdict) for name, verdict in self.verdicts.items()},
-            "trials": {trial.id: trial.folder for trial in self.trials.values()},
         }
+
+

@@ -11,7 +11,6 @@ from fewbits.analysis.engine.claims.schema import claims_from
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.views.claims import card
 from fewbits.analysis.views.shown_frame import ShownFrame, finding_row, shown_frame
-from fewbits.analysis.views.trials import trials_of
 
 
 def judged(file: Path, results: Results) -> ShownFrame:
@@ -22,6 +21,5 @@ def judged(file: Path, results: Results) -> ShownFrame:
     """
     verdicts = judge_claims(claims_from(file, results.plan.sweeps[0].study), results)
     rows = [finding_row(verdict, finding) for verdict in verdicts.values() for finding in verdict.findings]
-    trials = trials_of(results)
-    cards = Markup().join(card(verdict, trials) for verdict in verdicts.values())
+    cards = Markup().join(map(card, verdicts.values()))
     return shown_frame(rows, ", ".join(verdicts), cards)

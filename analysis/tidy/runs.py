@@ -11,6 +11,7 @@ Both functions only read the store and never train. tidy/long.py documents the c
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,15 +22,15 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from markupsafe import escape
 
+from fewbits.analysis.engine.results.archive import Archive, read_archive
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.results.rows import columns, standing
+from fewbits.analysis.engine.results.rows import Standing, columns, standing
 from fewbits.analysis.tidy.export import write_export
 from fewbits.analysis.tidy.long import LABELS, TABLES, long_frame
 from fewbits.analysis.tidy.selection import PathLike, selection, whole_store
 from fewbits.experiments.composition import parse_override, spelled
 from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
 from fewbits.experiments.trial import Trial
-from fewbits.sweeps.planning import store as state_of
 from fewbits.sweeps.planning.expand import Cell
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.planning.store import OVER
@@ -71,6 +72,7 @@ class Runs:
     places: tuple[Place, ...]
     trials: pd.DataFrame  # a row for each place: run, axes, labels, state, measured numbers, and all settings
     plan: Plan | None = None  # the sweep's plan; None for a whole store
+    archive: Archive | None = None  # the results.parquet from which the runs were read, instead of a store
     overrides: tuple[str, ...] = ()  # the overrides that select the sweep
 
     @property
@@ -108,6 +110,8 @@ class Runs:
 
     def long(self, *tables: str) -> pd.DataFrame:
         """Return these tables as one frame in long form (one row per number); without arguments, all TABLES."""
+        if self.archive is not None:
+            raise ValueError("the tables of runs are in the store; a report's results.parquet has only parts of them")
         labels = self.trials[list(dict.fromkeys([*LABELS, *self.axes]))]
         return long_frame([place.folder for place in self.places], labels, tables or TABLES)
 
@@ -132,7 +136,7 @@ class Runs:
                 "claims compare the arms of one sweep, but these are the runs of a whole store; read a sweep instead: "
                 "fewbits.read('my-sweep.yaml')"
             )
-        return judged(Path(claims).expanduser(), Results(self.plan))
+        return judged(Path(claims).expanduser(), self._results())
 
     @cached_property
     def report(self) -> StudyReport:
@@ -143,7 +147,11 @@ class Runs:
             raise ValueError(
                 "a whole store has no report; read a study instead: fewbits.read('mor', scale='cpu').report"
             )
-        return report_of(self.plan, self.overrides)
+        return report_of(self.plan, self._results(), self.overrides)
+
+    def _results(self) -> Results:
+        assert self.plan is not None
+        return Results(self.plan, self.archive) if self.archive is not None else Results(self.plan)
 
     def __repr__(self) -> str:
         finished = sum(place.state in OVER for place in self.places)
@@ -159,23 +167,30 @@ class Runs:
 def read(sweep: PathLike, *overrides: str, scale: str | None = None, runs: PathLike | None = None) -> Runs:
     """Return the runs of a sweep, with every place of the sweep, including places without a result.
 
-    sweep: a study (`mor`), a sweep file (`my-sweep.yaml`) or the name of a multirun.
+    sweep: a study (`mor`), a sweep file (`my-sweep.yaml`), the name of a multirun, or the file `results.parquet` of a
+        report, which needs no store.
     overrides: as for `fewbits sweep`, for example `seeds=[0,1]`.
     scale: the scale of a study, for example `cpu`.
     runs: the store. By default it is the store that the sweep file names, or else the folder `runs` in the working
         directory or in the nearest parent directory that has one.
     """
-    selected = selection(sweep, overrides, scale, runs)
-    plan = find_plan(selected)
+    archive = None
+    if os.fspath(sweep).endswith(".parquet"):
+        archive = read_archive(Path(sweep).expanduser())
+        plan, selected = archive.plan, list(archive.overrides)
+    else:
+        selected = selection(sweep, overrides, scale, runs)
+        plan = find_plan(selected)
     places, rows = [], []
     for member in plan.members:
         planned, cell = plan.trials[member.id], member.cell
+        at = standing(planned.folder) if archive is None else archive.standing(planned)
         of_sweep = (member.study, member.scale, cell.sweep, cell.arm)
-        place = _place(planned.folder, cell.seed, of_sweep, _axes(cell))
+        place = _place(planned.folder, cell.seed, at, of_sweep, _axes(cell))
         places.append(place)
-        rows.append(_row(place, planned.folder, planned.trial))
+        rows.append(_row(place, planned.folder, planned.trial, at))
     trials = _axes_first(pd.DataFrame(rows), places)
-    return Runs(plan.store, tuple(places), trials, plan, tuple(selected))
+    return Runs(plan.store, tuple(places), trials, plan, archive, tuple(selected))
 
 
 def runs(store: PathLike | None = None) -> Runs:
@@ -192,21 +207,21 @@ def runs(store: PathLike | None = None) -> Runs:
         except (OSError, ValueError) as error:
             warnings.warn(f"{error}; this run is missing from the frames", UnreadableRunWarning, stacklevel=2)
             continue
-        places.append(_place(run, trial.seed))
-        rows.append(_row(places[-1], run, trial))
+        places.append(_place(run, trial.seed, at := standing(run)))
+        rows.append(_row(places[-1], run, trial, at))
     return Runs(folder, tuple(places), pd.DataFrame(rows, columns=None if rows else [*LABELS]))
 
 
 def _place(
     folder: RunFolder,
     seed: int,
+    at: Standing,
     of_sweep: tuple[str, str, str, str] = ("", "", "", ""),
     axes: Mapping[str, Any] | None = None,
 ) -> Place:
     """Return the Place of a run, with its state and result. of_sweep: (study, scale, sweep, arm)."""
-    state = state_of.state(folder)
-    result = folder.result() if state in OVER else None
-    return Place(*of_sweep, axes or {}, seed, folder.path, str(state), result)
+    result = folder.result() if at.state in OVER else None
+    return Place(*of_sweep, axes or {}, seed, folder.path, at.state, result)
 
 
 def _axes(cell: Cell) -> dict[str, Any]:
@@ -221,10 +236,10 @@ def _typed(text: str) -> Any:
         return text
 
 
-def _row(place: Place, folder: RunFolder, trial: Trial) -> dict[str, Any]:
+def _row(place: Place, folder: RunFolder, trial: Trial, at: Standing) -> dict[str, Any]:
     """Return the row of a place in the frame of trials: labels, axes, state, measured numbers and settings."""
     labels = {name: getattr(place, name) for name in ("study", "scale", "sweep", "arm", "seed")}
-    measured = {name: value for name, value in columns(folder, trial, standing(folder)).items() if name != "computed"}
+    measured = {name: value for name, value in columns(folder, trial, at).items() if name != "computed"}
     of_trial = {"model": measured.pop("model"), "recipe": measured.pop("recipe"), "data": trial.data.kind}
     settings = dict(_settings(trial.to_dict()))
     of_run = {**labels, **of_trial}

@@ -1,20 +1,16 @@
-"""Find the sweep and the store that a Python call selects, and compute the parameters of a report's notebook.
+"""Find the sweep and the store that a Python call selects.
 
-A notebook may be opened in any working directory, so paths in its parameters are absolute. If a call does not
-name the store, it is the folder `runs` in the working directory or in the nearest parent directory that has one.
+If a call does not name the store, it is the folder `runs` in the working directory or in the nearest parent directory that has one.
 """
 
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from fewbits.common.store_folder import store_folder
 from fewbits.experiments.composition import spelled
-from fewbits.experiments.config_files import folders, is_search_path
 from fewbits.sweeps.planning.stored_plans import FOLDER as PLANS
 from fewbits.sweeps.planning.stored_plans import RUNS, runs_named
 from fewbits.sweeps.planning.studies import STUDIES, load_sweeps
@@ -57,34 +53,6 @@ def whole_store(runs: PathLike | None) -> Path:
     if not store.is_dir():
         raise ValueError(f"{store}: no such folder; name the folder of the store, for example runs")
     return store
-
-
-def notebook_parameters(overrides: Sequence[str], scale: str, store: Path) -> dict[str, Any]:
-    """Return the parameters of a report's notebook, which select the same results in any working directory.
-
-    The keys are `study`, `scale`, `runs` and `overrides`. The value of `study` is a study, the absolute path of a sweep
-    file, or a multirun; if it is not a study, `scale` is "". `runs` is the store. `overrides` has all other overrides,
-    as one line of shell words.
-    """
-    own = folders(overrides).overrides
-    rest = [text for text in overrides if text.partition("=")[0] != RUNS and not is_search_path(text)]
-    selecting = next(text for key in ("study=", "") for text in rest if _selects(text) and text.startswith(key))
-    rest.remove(selecting)
-    study = selecting.startswith("study=")
-    if study:
-        rest = [text for text in rest if not text.startswith("scale=")]
-    path = Path(selecting.removeprefix("file=")).expanduser()
-    what = selecting.removeprefix("study=") if study else str(path.absolute()) if path.is_file() else selecting
-    return {
-        "study": what,
-        "scale": scale if study else "",
-        "runs": str(store.absolute()),
-        "overrides": shlex.join((*rest, *own)),
-    }
-
-
-def _selects(override: str) -> bool:
-    return "=" not in override or override.startswith(("study=", "file=", "sweep=")) or override.endswith(_YAML)
 
 
 def _names_store(overrides: Sequence[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,13 +12,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from markupsafe import Markup
 
 from fewbits.analysis.engine.claims.seeds import pilots_of
 from fewbits.analysis.engine.results.alike import unlike_within_seeds
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.report.fingerprint import sources
 from fewbits.analysis.views.html import render
 from fewbits.analysis.views.numbers import number
 from fewbits.common.wording import plural
@@ -29,8 +28,10 @@ from fewbits.sweeps.planning.cost import tokens_of, work_of
 from fewbits.sweeps.planning.plan import Planned
 from fewbits.version import __version__
 
+SOURCES = ("kernels", "models", "experiments", "sweeps", "analysis")
+CODE = {".py", ".yaml", ".css", ".html", ".h", ".cpp", ".cu", ".cuh"}
+_ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "numpy", "scipy", "pandas", "matplotlib")
-SHOWN = 8  # the number of places without a result that a page lists; the others are in a closed <details> element
 
 
 @dataclass(frozen=True)
@@ -114,14 +115,13 @@ class Provenance:
         A row is (name, value, True to show the value as code).
         """
         trials, members = self.results.plan.trials, self.results.members
-        overrides = " ".join(filter(None, map(_as_typed, self.overrides)))
+        overrides = shlex.join(self.overrides)
         commands, commits = [f"fewbits sweep {overrides}", f"fewbits report {overrides}"], list(self.values("git"))
         if len(commits) == 1:  # if there are several, none of them may plan all trials
             commands.insert(0, f"git checkout {commits[0][:10]}")
         for place, command in enumerate(commands):
             yield "Reproduce with" if place == 0 else "", command, True
-        elsewhere = " ".join(_as_typed(text) for text in self.overrides if not text.startswith("runtime.runs="))
-        yield "One place again", f"fewbits sweep {elsewhere} sweep=SWEEP only=[ARM] seeds=[SEED] --runs again", True
+        yield "One place again", f"fewbits sweep {overrides} sweep=SWEEP only=[ARM] seeds=[SEED] --runs again", True
         sweeps = ", ".join(dict.fromkeys(member.cell.sweep for member in members))
         yield "Trials", f"{len(self.finished)} of {len(trials)} finished, in {len(members)} places of {sweeps}", False
         yield "Seeds", ", ".join(map(str, sorted({member.cell.seed for member in members}))), False
@@ -157,18 +157,15 @@ class Provenance:
             notices=self.notices,
             missing=self.results.flags,
             places=len(self.results.members),
-            shown=SHOWN,
             mixed=self.mixed,
         )
 
 
-def _as_typed(override: str) -> str:
-    """Return an override as a user would type it in a shell.
-
-    The override `runtime.runs=STORE` becomes the option `--runs STORE`, or "" for the default store `runs`.
-    """
-    key, _, value = override.partition("=")
-    if key != "runtime.runs":
-        return shlex.quote(override)
-    path = str(OverridesParser.create().parse_override(override).value()) if value else ""
-    return "" if Path(path).resolve() == Path("runs").resolve() else f"--runs {shlex.quote(path)}"
+def sources(folders: tuple[str, ...]) -> str:
+    """Return one digest of the names and contents of the files in these folders of fewbits whose suffix is in CODE."""
+    total = hashlib.sha256()
+    for name in folders:
+        for path in sorted(path for path in (_ROOT / name).rglob("*") if path.suffix in CODE):
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            total.update(f"{path.relative_to(_ROOT).as_posix()} {digest}\n".encode())
+    return total.hexdigest()

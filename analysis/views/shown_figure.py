@@ -6,9 +6,11 @@ Jupyter draws the current state of the figure, so changes that a user has made a
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from markupsafe import Markup
 from matplotlib.figure import Figure
@@ -17,6 +19,8 @@ from fewbits.analysis.figures.panels import panels, placeholder
 from fewbits.analysis.figures.theme import in_both_themes, png, svg, themed
 from fewbits.analysis.report.items import FigureResult
 from fewbits.analysis.views.html import in_notebook
+from fewbits.analysis.views.numbers import anchor
+from fewbits.analysis.views.shown_frame import ASKED, private
 
 PIXELS = 120  # the width on the page in pixels per inch of the figure, if the page is wide enough
 
@@ -54,53 +58,42 @@ class ShownFigure(Figure):
 
     missing: str  # why the figure is empty; "" if it is not empty
     report_name: str  # for example `Figure 5`
+    _result: FigureResult | None
     _card_html: Callable[[Drawing | None], Markup]  # see `shown_figure`
-    _draw_for_report: Callable[[Figure], Drawing]  # see `shown_figure`
+
+    @property
+    def empty_item(self) -> bool:
+        """True if the figure has no data."""
+        return bool(self.missing)
 
     @property
     def report_html(self) -> Markup:
         """The figure with its caption and notes as HTML for the report, in the light and the dark theme."""
-        return self._card_html(None if self.missing else self._draw_for_report(self))
+        return self._card_html(draw(self._result, self) if self._result else None)
 
-    def report_bundle(self) -> dict[str, str]:
-        """Return the figure as {MIME type: data}, to be stored in the executed notebook beside the report.
-
-        The notebook shows the same drawing as the report, but only in the light theme.
-        """
-        return self._repr_mimebundle_() if self.missing else self._bundle(self._draw_for_report(self))
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return self._bundle(Drawing(svg(self), self.get_figwidth(), png=png(self)))
-
-    def _bundle(self, drawing: Drawing) -> dict[str, str]:
-        html = in_notebook(self._card_html(None if self.missing else replace(drawing, dark="")))
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        drawing = Drawing(svg(self), self.get_figwidth(), png=png(self))
+        html = in_notebook(self._card_html(None if self.missing else drawing))
         image = base64.b64encode(drawing.png).decode()
-        return {"text/plain": f"<{self.report_name}>", "text/html": html, "image/png": image}
+        bundle = {"text/plain": f"<{self.report_name}>", "text/html": html, "image/png": image}
+        stem = f"figures/{anchor(self.report_name)}"
+        files = {} if self.missing else {f"{stem}.svg": drawing.light, f"{stem}.png": drawing.png}
+        return bundle | (private(self.report_html, files) if ASKED in os.environ else {})
 
 
 def shown_figure(
-    result: FigureResult | None,
-    name: str,
-    card_html: Callable[[Drawing | None], Markup],
-    draw_for_report: Callable[[Figure], Drawing],
-    missing: str = "",
+    result: FigureResult | None, name: str, card_html: Callable[[Drawing | None], Markup], missing: str = ""
 ) -> ShownFigure:
     """Return a figure for notebooks; if `result` is None, an empty figure whose text is the reason `missing`.
 
     name: the figure's name in the report, for example `Figure 5`.
     card_html: a function that takes a drawing, or None if the figure is empty, and returns HTML with caption and notes.
-    draw_for_report: a function that takes the figure in the light theme and returns the drawing for the report.
     """
     figure = themed(result or FigureResult(lambda: _empty(missing)), "light")
     # Change the class of the existing Figure, because matplotlib cannot move its content to a new ShownFigure.
     figure.__class__ = ShownFigure
     assert isinstance(figure, ShownFigure)
-    figure.missing, figure.report_name, figure._card_html, figure._draw_for_report = (
-        missing,
-        name,
-        card_html,
-        draw_for_report,
-    )
+    figure.missing, figure.report_name, figure._result, figure._card_html = missing, name, result, card_html
     return figure
 
 

@@ -1,33 +1,53 @@
 """Tables and claims in notebooks: DataFrames that Jupyter displays with the HTML of the report.
 
-The display shows the paper's numbers beside ours, captions, notes and the trials behind each number. Results of pandas
-operations on such a frame, for example `frame.query(…)`, are ordinary DataFrames.
+Results of pandas operations on such a frame, for example `frame.query(…)`, are ordinary DataFrames. In the run that
+makes a report, each output also has the item's HTML and files for the report, under the MIME type PRIVATE.
 """
 
 from __future__ import annotations
 
+import base64
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Union
 
 import pandas as pd
 from markupsafe import Markup
 
-from fewbits.analysis.engine.claims.findings import Finding, Outcome, Verdict
+from fewbits.analysis.engine.claims.findings import Finding, Verdict
 from fewbits.analysis.views.html import in_notebook
 
 if TYPE_CHECKING:
     from fewbits.analysis.views.shown_figure import ShownFigure
 
-# The columns with the numbers of a comparison: fields of Finding; low and high are the interval, p is p_for.
-NUMBERS = ("effect", "low", "high", "relative", "n", "extra_tokens", "margin", "p")
+PRIVATE = "application/vnd.fewbits.report+json"
+ASKED = "FEWBITS_REPORT"  # the environment variable that asks for outputs with the MIME type PRIVATE
+# The columns with the numbers of a comparison: fields of Finding; low and high are the interval, paper is `printed`.
+NUMBERS = ("effect", "low", "high", "relative", "n", "extra_tokens", "paper", "margin", "p")
+
+
+def private(html: Markup, files: Mapping[str, str | bytes]) -> dict[str, Any]:
+    """Return {PRIVATE: what the report takes from an output}; {} if no report is being made.
+
+    files: contents by path in the report's folder.
+    """
+    if ASKED not in os.environ:
+        return {}
+    packed = {name: base64.b64encode(_bytes(content)).decode() for name, content in files.items()}
+    return {PRIVATE: {"html": str(html), "files": packed}}
+
+
+def _bytes(content: str | bytes) -> bytes:
+    return content.encode() if isinstance(content, str) else content
 
 
 class ShownFrame(pd.DataFrame):
     """A DataFrame that Jupyter displays with the HTML of the report."""
 
-    _metadata = ("_name", "_html")  # pandas warns about attributes that are neither columns nor listed here
+    _metadata = ("_name", "_html", "_files")  # pandas warns about attributes that are neither columns nor listed here
     _name: str
     _html: Markup
+    _files: Mapping[str, str | bytes]
 
     @property
     def _constructor(self) -> Callable[..., pd.DataFrame]:
@@ -43,17 +63,32 @@ class ShownFrame(pd.DataFrame):
         """The item as HTML for the report's page."""
         return self._html
 
+    @property
+    def empty_item(self) -> bool:
+        """True if the item has no data."""
+        return self.empty
+
     def _repr_html_(self) -> str:
         return in_notebook(self._html)
 
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        # The repr of a DataFrame depends on the width of the terminal, so the notebook has the table's name instead.
+        bundle = {"text/plain": f"<{self._name}>", "text/html": self._repr_html_()}
+        return bundle | private(self._html, self._files)
 
-def shown_frame(rows: pd.DataFrame | Iterable[Mapping[str, Any]], name: str, html: Markup) -> ShownFrame:
+
+def shown_frame(
+    rows: pd.DataFrame | Iterable[Mapping[str, Any]],
+    name: str,
+    html: Markup,
+    files: Mapping[str, str | bytes] | None = None,
+) -> ShownFrame:
     """Return a DataFrame with these rows that Jupyter displays as this HTML.
 
-    name: the name of the table or claim in the report, for example `Table 2`.
+    name: the name of the table or claim in the report, for example `Table 2`. files: the item's files in the report.
     """
     frame = ShownFrame(rows if isinstance(rows, pd.DataFrame) else list(rows))
-    frame._name, frame._html = name, html
+    frame._name, frame._html, frame._files = name, html, files or {}
     return frame
 
 
@@ -70,39 +105,11 @@ class Items(tuple[Union[ShownFrame, "ShownFigure"], ...]):
     def _ipython_display_(self) -> None:
         from IPython.display import display  # this method is only called in IPython
 
-        display(*self)
+        if self:
+            display(*self)
 
     def __repr__(self) -> str:
         return f"({', '.join(item.report_name for item in self)})"
-
-
-# -------------------------------------------------------------------------------- the rows of frames
-
-
-def outcome_rows(verdicts: Iterable[Verdict]) -> list[dict[str, Any]]:
-    """Return a row {"verdict": …, "claims": number of claims} for each possible verdict of a claim, also with 0 claims.
-
-    verdicts: one for each claim.
-    """
-    outcomes = [verdict.outcome for verdict in verdicts]
-    return [{"verdict": str(outcome), "claims": outcomes.count(outcome)} for outcome in Outcome]
-
-
-def verdict_row(verdict: Verdict) -> dict[str, Any]:
-    """Return the row of a claim: its id, statement, verdict and so on, and the numbers of one comparison.
-
-    The comparison is `verdict.leading`, and its numbers are in the columns NUMBERS. If `verdict.leading` is None, these
-    columns contain None.
-    """
-    return {
-        "claim": verdict.claim.id,
-        "statement": verdict.claim.statement,
-        "ours": verdict.claim.ours,
-        "kind": str(verdict.kind),
-        "verdict": str(verdict.outcome),
-        "reason": verdict.reason,
-        **_numbers(verdict.leading),
-    }
 
 
 def finding_row(verdict: Verdict, finding: Finding) -> dict[str, Any]:
@@ -110,27 +117,15 @@ def finding_row(verdict: Verdict, finding: Finding) -> dict[str, Any]:
 
     NUMBERS lists the columns of the numbers.
     """
+    low, high = (finding.interval.low, finding.interval.high) if finding.interval else (None, None)
+    values = (finding.effect, low, high, finding.relative, finding.n, finding.extra_tokens, finding.printed)
     return {
         "claim": verdict.claim.id,
+        "statement": verdict.claim.statement,
+        "kind": str(verdict.kind),
         "verdict": str(verdict.outcome),
         "comparison": finding.heading,
         "shows": str(finding.status),
-        **_numbers(finding),
+        **dict(zip(NUMBERS, (*values, finding.margin, finding.p), strict=True)),
+        "reason": finding.reason,
     }
-
-
-def _numbers(finding: Finding | None) -> dict[str, Any]:
-    if finding is None:
-        return dict.fromkeys(NUMBERS)
-    low, high = (finding.interval.low, finding.interval.high) if finding.interval else (None, None)
-    values = (
-        finding.effect,
-        low,
-        high,
-        finding.relative,
-        finding.n,
-        finding.extra_tokens,
-        finding.margin,
-        finding.p_for,
-    )
-    return dict(zip(NUMBERS, values, strict=True))

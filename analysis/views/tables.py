@@ -1,4 +1,4 @@
-"""Render a table as HTML and as LaTeX; a row has up to three lines: the paper's numbers, ours, and the differences."""
+"""Render a table as HTML; a row has up to three lines: the paper's numbers, ours, and the differences."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from fewbits.analysis.report.items import (
     why_missing,
 )
 from fewbits.analysis.views.html import render
-from fewbits.analysis.views.numbers import decimals, number
-from fewbits.analysis.views.trials import Trials
+from fewbits.analysis.views.numbers import decimals, number, sentence
 
 LINES = ("paper", "ours", "difference")  # the lines of a row, in order
 # The maximal number of decimals in the papers. Numbers that are computed from the papers' numbers get no more decimals.
@@ -47,12 +46,11 @@ class LineView:
     cells: tuple[CellView, ...]
 
 
-def table_html(result: TableResult, trials: Trials) -> Markup:
-    """Return the table as HTML, with its notes and the trials behind each number.
+def table_html(result: TableResult) -> Markup:
+    """Return the table as HTML, with its notes.
 
-    trials: all trials of the report, by id.
-    The table is in a closed <details> element if all our numbers are missing because the sweeps of the report's scale
-    do not have the arms that give them. Empty cells, and numbers that no scale gives, are ignored in this decision.
+    The rows are left out if all our numbers are missing because the sweeps of the report's scale do not have the arms
+    that give them; then the reason is shown.
     """
     numbers = [cell.ours for row in result.rows for cell in row.cells]
     missing = next((number for number in numbers if isinstance(number, NotPlanned)), None)
@@ -61,11 +59,9 @@ def table_html(result: TableResult, trials: Trials) -> Markup:
         "table",
         groups=list(_groups(result.columns)),
         heads=_heads(result.columns),
-        rows=[(row, _lines(row, trials)) for row in result.rows],
+        rows=[(row, _lines(row)) for row in result.rows],
         notes=(*result.notes, *_unreached(result)),
-        behind=_behind(result),
-        trials=trials,
-        folded=why_missing(missing) if missing and folded else "",
+        folded=sentence(why_missing(missing)) if missing and folded else "",
     )
 
 
@@ -95,14 +91,14 @@ def _heads(columns: tuple[str, ...]) -> list[str]:
     return [name for _, _, name in parts] if parts else list(columns)
 
 
-def _lines(row: TableRow, trials: Trials) -> list[LineView]:
+def _lines(row: TableRow) -> list[LineView]:
     """Return the lines of a row: always the line `ours`; the lines `paper` and `difference` only if they have text."""
     lines = []
     for line in LINES:
         if line == "ours" and (merged := _same(row)) is not None:
             lines.append(LineView(line, (merged,)))
         elif line == "ours" or any(_text(line, row, cell) for cell in row.cells):
-            lines.append(LineView(line, tuple(_cell(line, row, cell, trials) for cell in row.cells)))
+            lines.append(LineView(line, tuple(_cell(line, row, cell) for cell in row.cells)))
     return lines
 
 
@@ -115,7 +111,7 @@ def _same(row: TableRow) -> CellView | None:
     return CellView(text, kind="missing", span=len(row.cells))
 
 
-def _cell(line: str, row: TableRow, cell: TableCell, trials: Trials) -> CellView:
+def _cell(line: str, row: TableRow, cell: TableCell) -> CellView:
     text, ours = _text(line, row, cell), cell.ours
     if line != "ours":
         return CellView(text, title=cell.source if line == "paper" and text else None)
@@ -123,7 +119,7 @@ def _cell(line: str, row: TableRow, cell: TableCell, trials: Trials) -> CellView
         return CellView(text, " assumed" if ours.assumed else "", kind="setting")
     if not isinstance(ours, Value):
         return CellView(text, title=why_missing(ours), kind="missing")
-    return CellView(text, _half(ours), _title(ours, trials))
+    return CellView(text, _half(ours), _title(ours))
 
 
 def _text(line: str, row: TableRow, cell: TableCell) -> str:
@@ -165,83 +161,10 @@ def _half(ours: Value) -> str:
     return f" ± {number(half, decimals(ours.mean, half))}"
 
 
-def _title(ours: Value, trials: Trials) -> str:
-    """Return the tooltip of a number: the number of seeds, the notes, and the run folders of its trials."""
+def _title(ours: Value) -> str:
+    """Return the tooltip of a number: the number of seeds, and the notes."""
     seeds = f"mean of {ours.n} seeds" if ours.n > 1 else "one seed, which gives no interval"
     if not ours.trials:  # the number was timed or computed without training
         seeds = f"timed {ours.n} times" if ours.n else "computed"
     level = f", ± {ours.interval.level:.0%} interval" if ours.interval else ""
-    names = ", ".join(trials[key].folder for key in ours.trials if key in trials)
-    return "; ".join(filter(None, [f"{seeds}{level}", *ours.notes, names]))
-
-
-def _behind(result: TableResult) -> list[tuple[str, tuple[str, ...]]]:
-    """Return (names of cells, trial ids) for each group of cells whose numbers come from the same trials.
-
-    The names are text: `COLUMN: ROW, ROW; COLUMN: ROW`.
-    """
-    cells_by_trials: dict[tuple[str, ...], dict[str, list[str]]] = {}
-    for row in result.rows:
-        for column, cell in zip(result.columns, row.cells, strict=True):
-            if cell.trials:
-                cells_by_trials.setdefault(cell.trials, {}).setdefault(column, []).append(row.title)
-    return [
-        ("; ".join(f"{column}: {', '.join(rows)}" for column, rows in cells.items()), ids)
-        for ids, cells in cells_by_trials.items()
-    ]
-
-
-# -------------------------------------------------------------------------------- LaTeX
-
-
-def latex(result: TableResult, caption: str) -> str:
-    """Return the table as LaTeX (with the package booktabs), with the same lines as in HTML."""
-    rows = []
-    for row in result.rows:
-        for i, line in enumerate(one for one in LINES if one == "ours" or any(_text(one, row, c) for c in row.cells)):
-            first = "" if i else f"{row.title} ({row.unit})" if row.unit else row.title
-            rows.append(_latex_row([first, line, *(_plain(line, row, cell) for cell in row.cells)]))
-    lines = (
-        "% needs \\usepackage{booktabs}",
-        r"\begin{table}",
-        rf"\caption{{{_escaped(caption)}}}",
-        rf"\begin{{tabular}}{{ll{'r' * len(result.columns)}}}",
-        r"\toprule",
-        _latex_row(["", "", *result.columns]),
-        r"\midrule",
-        *rows,
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
-    )
-    return "\n".join(lines) + "\n"
-
-
-def _latex_row(cells: list[str]) -> str:
-    return " & ".join(map(_escaped, cells)) + r" \\"
-
-
-def _plain(line: str, row: TableRow, cell: TableCell) -> str:
-    spread = _half(cell.ours) if line == "ours" and isinstance(cell.ours, Value) else ""
-    return _text(line, row, cell) + spread
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "\N{MINUS SIGN}": "$-$",
-    "×": r"$\times$",
-    "±": r"$\pm$",
-    "\N{NARROW NO-BREAK SPACE}": r"\,",
-    "→": r"$\rightarrow$",
-    "≤": r"$\leq$",
-    "≥": r"$\geq$",
-    "Δ": r"$\Delta$",
-    "λ": r"$\lambda$",
-}
-
-
-def _escaped(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
+    return "; ".join(filter(None, [f"{seeds}{level}", *ours.notes]))

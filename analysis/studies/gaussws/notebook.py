@@ -7,120 +7,99 @@
 # ---
 
 # %%
-import shlex
-
 from fewbits import read
 
 # %% tags=["parameters"]
-study: str = "gaussws"  # the study, or a sweep file of your own whose `study` is gaussws
-scale: str = "smoke"  # smoke, cpu, pretrained, cpu-full, gpu or paper; "" for the scale of a sweep file
-runs: str = ""  # the store; "": the nearest folder `runs`, here or above
-overrides: str = ""  # further overrides, as one types them after `fewbits sweep`
+results: str = "results.parquet"  # the file beside this notebook; or a study such as gaussws, whose store is then read
+scale: str = ""  # of a study: smoke, cpu, …
+runs: str = ""  # the store of a study; "": the nearest folder `runs`, here or above
 
 # %%
-gaussws = read(study, *shlex.split(overrides), scale=scale, runs=runs).report
-gaussws.opening()
+gaussws = read(results, scale=scale, runs=runs).report
+gaussws.top()
 
 # %% [markdown]
-# ## Verdicts
-
-# %%
-gaussws.summary()
-
-# %% [markdown]
-# ## Method and runs
+# ## The method
 #
-# The paper trains with noise on weights instead of quantizing them. Each 32×32 square of a weight has a bit width b.
-# The noise R · 2^(1−b) · max|w| is added to each element, and the sum is cast to BF16; R has nearly the distribution of
-# rounded normal numbers. The width is learned with the weights, and weight decay pulls it to a target. DiffQ is the
-# same method with uniform noise.
-#
-# The paper trains 124 M to 1 B parameters on up to 295 B tokens, from scratch, and so do our runs at the paper's own
-# scale. At the other scales, models of the same two families branch from a common trunk that was trained in BF16, one
-# for each seed and optimizer, and the learning rate decays to zero, so that only the noise differs between arms.
-# Validation is without noise. At scale `pretrained`, nothing is trained: noise is added to the weights of SmolLM2, a
-# published model with the same kinds of layers as Llama 2.
+# The paper trains with noise on weights instead of quantizing them. Each 32×32 square of a weight has a bit width b;
+# the noise R · 2^(1−b) · max|w| is added to each element, and the sum is cast to BF16. R has nearly the distribution of
+# rounded normal numbers. The width is learned, and weight decay pulls it to a target. DiffQ is the same method with
+# uniform noise.
 
 # %%
-gaussws.show("Figure 1", "G7", "G8", "G9")
-
-# %% [markdown]
-# ## Noise, casts and formats
-#
-# The paper's proofs, checked by enumerating cases with the kernels that are used in training.
+gaussws.figure("Figure 1")
 
 # %%
-gaussws.show("G1", "G6", "Figure 2", "G2", "G4", "Table C.1", "G3", "G19", "Figure D.1", "G5")
-
-# %% [markdown]
-# ## Sampled parts, and optimizers
-
-# %%
-gaussws.show("Figure 3", "G10", "G11", "G12")
-
-# %% [markdown]
-# ## Llama 2
-
-# %%
-gaussws.show("Figure 4", "G13", "G20", "Figure F.1", "G14")
-
-# %% [markdown]
-# ## Bit widths
-
-# %%
-gaussws.show("Figure 5", "G15")
+gaussws.figure("Figure 2")
 
 # %% [markdown]
 # ## Costs
+
+# %%
+gaussws.table("Table 1")
+
+# %% [markdown]
+# ## Sampled parts and optimizers; Llama 2
+
+# %%
+gaussws.figure("Figure 3")
+
+# %%
+gaussws.figure("Figure 4")
+
+# %% [markdown]
+# ## Bit widths and generators
+
+# %%
+gaussws.figure("Figure 5")
+
+# %%
+gaussws.figure("Figure 6")
+
+# %% [markdown]
+# ## The paper's appendix
+
+# %%
+gaussws.table("Table B.1")
+
+# %%
+gaussws.table("Table C.1")
+
+# %%
+gaussws.figure("Figure D.1")
+
+# %%
+gaussws.table("Table E.1")
+
+# %%
+gaussws.figure("Figure F.1")
+
+# %% [markdown]
+# ## Claims
+
+# %%
+gaussws.claims()
+
+# %% [markdown]
+# ## Further tables and figures of these runs
+
+# %%
+gaussws.rest()
+
+# %% [markdown]
+# ## Appendix: method, statistics and provenance
 #
-# Times were measured on the present device in turns; each turn times all arms, one after the other. The paper's times
-# are from an A100.
-
-# %%
-gaussws.show("Table 1", "G16", "G17", "Figure 6", "G18", "Table B.1")
-
-# %% [markdown]
-# ## How models were trained
-
-# %%
-gaussws.show("Table E.1")
-
-# %% [markdown]
-# ## Findings of our own
+# The paper trains 124 M to 1 B parameters on up to 295 B tokens, from scratch, and so do our runs at the paper's own
+# scale. At the other scales, models of the same two families branch from a common trunk in BF16, one for each seed and
+# optimizer, and the learning rate decays to zero, so that only the noise differs. Validation is without noise.
 #
-# The paper's instability appears after tens of billions of tokens. We induce an instability instead: from a trained
-# checkpoint, training continues at a constant, higher learning rate. This protocol is our own (the file of its sweep
-# gives the reasons), and it does not test training as long as the paper's.
-
-# %%
-gaussws.own()
-
-# %% [markdown]
-# ## Discussion
-
-# %%
-gaussws.remarks()
-
-# %% [markdown]
-# ## Assumptions
+# The paper's instability appears after tens of billions of tokens. We induce one instead: from a trained checkpoint,
+# training continues at a constant, higher learning rate. Times were measured on the present device in turns; the
+# paper's are from an A100.
 #
-# The paper does not state the learning rate and weight decay of bit widths, Adam-mini's settings, the learning rate of
-# GPT-2 under Adam-mini, and whether validation is with noise. Our validation is without noise. If arms branch from a
-# trunk, the learning rate and decay of widths do not depend on the weights' learning rate. At the scales cpu, cpu-full
-# and gpu they are chosen so that decay alone changes widths in a branch as much as in the paper's GPT-2 run at the low
-# learning rate. The following numbers of the paper are missing from its text as we have it:
+# Assumed, because the paper does not state it: the learning rate and decay of bit widths, Adam-mini's settings, and
+# that validation is without noise. Where arms branch from a trunk, the rate and decay of widths are chosen so that
+# decay alone changes them as much as in the paper's GPT-2 run at the low learning rate.
 
 # %%
-gaussws.not_printed()
-
-# %% [markdown]
-# ## Out of reach
-
-# %%
-gaussws.unreached()
-
-# %% [markdown]
-# ## Provenance
-
-# %%
-gaussws.provenance()
+gaussws.appendix()
