@@ -8,6 +8,7 @@ without code; it loads no script, font or image.
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -53,10 +54,14 @@ def execute(source: Path, archive: bytes) -> Executed:
     with TemporaryDirectory() as folder:
         (Path(folder) / NAME).write_bytes(archive)
         client = NotebookClient(
-            notebook, timeout=LONGEST, record_timing=False, resources={"metadata": {"path": folder}}
+            notebook,
+            timeout=LONGEST,
+            record_timing=False,
+            extra_arguments=["--log-level=ERROR"],
+            resources={"metadata": {"path": folder}},
         )
         try:
-            client.execute(env=_environment())
+            client.execute(env={**os.environ, ASKED: "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"})
         except CellExecutionError as error:
             raise ValueError(f"{source}: {error}") from None
     html: dict[str, Markup] = {}
@@ -67,12 +72,6 @@ def execute(source: Path, archive: bytes) -> Executed:
                 html[cell.id] = html.get(cell.id, Markup()) + Markup(brought["html"])
                 files |= {name: base64.b64decode(content) for name, content in brought["files"].items()}
     return Executed(notebook, html, files)
-
-
-def _environment() -> dict[str, str]:
-    import os
-
-    return {**os.environ, ASKED: "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
 
 
 def page(executed: Executed, title: str, foot: str) -> str:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from fewbits.analysis.engine.results.archive import Archive
     from fewbits.analysis.views.shown_figure import ShownFigure
 
+NOTES = 2  # of an item that a page shows
 NOT_MADE = "fewbits does not make this item yet"
 
 
@@ -80,6 +81,7 @@ class StudyReport:
     overrides: tuple[str, ...]  # the ones that selected the plan, as for `fewbits sweep`, without paths
     results: Results
     shown: set[str] = field(default_factory=set)  # the ids of the tables, figures and claims that have been shown
+    _noted: set[str] = field(default_factory=set)  # the notes of items that have been shown
 
     @property
     def name(self) -> str:
@@ -159,7 +161,7 @@ class StudyReport:
         source = self.paper.sources[printed.source] if printed and printed.source != "printed" else ""
         frame = result.frame()
         files = {f"tables/{anchor(name)}.csv": frame.to_csv(index=False)}
-        return shown_frame(frame, name, self._made(entry, result, source=source, body=table_html(result)), files)
+        return shown_frame(frame, name, self._made(entry, result, source=source, body=table_html(result, self._new(result.notes))), files)
 
     def figure(self, name: str) -> ShownFigure:
         """Return the figure with the id `name` as a matplotlib Figure in the light theme.
@@ -179,9 +181,10 @@ class StudyReport:
             html = self._made(entry, result)
             return shown_figure(None, name, lambda _: html, why_missing(result))
         caption = self.paper.figure(name).caption if entry.of_paper else ""
+        notes = self._new(result.notes)
 
         def card(drawing: Drawing | None) -> Markup:
-            return self._made(entry, result, caption=caption, picture=drawing, notes=result.notes)
+            return self._made(entry, result, caption=caption, picture=drawing, notes=notes)
 
         return shown_figure(result, name, card)
 
@@ -217,6 +220,12 @@ class StudyReport:
             notes.append(f"Tables of these runs as files: {', '.join(files)}.")
         last = shown_frame((), "files of tables", render("list", items=notes), files)
         return Items([*(one for one in shown if not isinstance(one, ShownFrame)), last])
+
+    def _new(self, notes: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the first NOTES of the notes that no earlier item has shown."""
+        new = tuple(note for note in notes if note not in self._noted)[:NOTES]
+        self._noted |= set(notes)
+        return new
 
     def _made(self, entry: Entry[Any], result: Table | Picture, **values: object) -> Markup:
         missing = "" if isinstance(result, TableResult | FigureResult) else why_missing(result)

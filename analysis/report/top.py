@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 WORDS = {
     "cost": (
         "lowers the loss by {}",
-        "costs no loss that these runs can see (less than {})",
+        "costs nothing that these runs can see (less than {})",
         "costs {} of loss",
         "changes the loss by {} in one seed (no error bar)",
     ),

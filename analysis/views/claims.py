@@ -26,7 +26,8 @@ SIGNS: dict[str, str] = {  # they distinguish outcomes without colour
     Status.OPPOSED: "✗",
     Status.UNDECIDED: "?",
 }
-MOST = 5  # comparisons that a card lists; tables/claims.csv has all
+WORDS = 12  # of a reason beside a list of comparisons
+MOST = 3  # comparisons that a card lists; tables/claims.csv has all
 
 
 @dataclass(frozen=True)
@@ -99,14 +100,22 @@ def card(verdict: Verdict, usual: str = "") -> Markup:
         claim=claim,
         kind=verdict.outcome.value.replace(" ", "-"),
         badge=badge(verdict.outcome),
-        reason=verdict.reason.partition(". ")[0] if listed else verdict.reason,
+        reason=_short(verdict.reason) if listed else verdict.reason,
         scale="" if verdict.scale == usual else verdict.scale,
+        test=verdict.outcome is not Outcome.NOT_TESTABLE and verdict.kind is not Kind.ARITHMETIC,
         findings=findings[:MOST] if listed else [],
         more=len(verdict.findings) - min(len(findings), MOST),
         columns={name for name in ("effect", "tokens", "paper") if any(getattr(one, name) for one in findings)},
         margins=list(dict.fromkeys(one.margin for one in findings if one.margin)),
         controls=[(one.id, control_state(one)) for one in verdict.controls],
     )
+
+
+def _short(reason: str) -> str:
+    """Return the beginning of a reason, as many clauses as have at most WORDS words; the comparisons say the rest."""
+    clauses = reason.replace(". ", "; ").split("; ")
+    ends = [place for place in range(1, len(clauses) + 1) if len(" ".join(clauses[:place]).split()) <= WORDS]
+    return "; ".join(clauses[: ends[-1] if ends else 1])
 
 
 def view(finding: Finding) -> FindingView:

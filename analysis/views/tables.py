@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -46,8 +46,8 @@ class LineView:
     cells: tuple[CellView, ...]
 
 
-def table_html(result: TableResult) -> Markup:
-    """Return the table as HTML, with its notes.
+def table_html(result: TableResult, notes: Sequence[str] | None = None) -> Markup:
+    """Return the table as HTML, with these notes or, without any, with all of its own.
 
     The rows are left out if all our numbers are missing because the sweeps of the report's scale do not have the arms
     that give them; then the reason is shown.
@@ -60,7 +60,7 @@ def table_html(result: TableResult) -> Markup:
         groups=list(_groups(result.columns)),
         heads=_heads(result.columns),
         rows=[(row, _lines(row)) for row in result.rows],
-        notes=(*result.notes, *_unreached(result)),
+        notes=(*(result.notes if notes is None else notes), *_unreached(result)),
         folded=sentence(why_missing(missing)) if missing and folded else "",
     )
 

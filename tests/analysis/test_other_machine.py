@@ -13,7 +13,7 @@ import pytest
 
 from fewbits import cli
 from tests.analysis.conftest import SWEEP
-from tests.analysis.report.report_inputs import left, stand_in
+from tests.analysis.report.report_inputs import left
 from tests.experiments.data.data_inputs import bin_folder
 from tests.forked_python import run_python
 
@@ -22,11 +22,8 @@ THERE = """
 import contextlib, io, json, sys
 import torch
 torch.__version__ = torch.torch_version.TorchVersion("2.99.0+elsewhere")
-import pytest
 from fewbits import cli
-from tests.analysis.report.report_inputs import stand_in
 
-stand_in(pytest.MonkeyPatch())
 answers = []
 for argv in json.load(sys.stdin):
     out, err = io.StringIO(), io.StringIO()
@@ -75,7 +72,6 @@ def test_another_machine_says_the_same_without_data(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stand_in(monkeypatch)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     file, runs = swept
     reports = {place: tmp_path / "reports" / place for place in ("here", "there")}

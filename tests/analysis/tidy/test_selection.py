@@ -1,11 +1,10 @@
-"""Test that a notebook's parameters select, in any working directory, the results that a command's overrides select."""
+"""Test which sweep and store a Python call selects."""
 
-import shlex
 from pathlib import Path
 
 import pytest
 
-from fewbits.analysis.tidy.selection import notebook_parameters, selection
+from fewbits.analysis.tidy.selection import selection
 
 FILE = "study: mor\noverrides: [model=nemotron-nano]\n"
 
@@ -14,33 +13,6 @@ FILE = "study: mor\noverrides: [model=nemotron-nano]\n"
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my.yaml").write_text(FILE)
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "study", "scale", "rest"),
-    [
-        (["study=mor"], "mor", "smoke", []),
-        (["study=mor", "scale=smoke", "seeds=[0,1]", 'runtime.runs="/a b"'], "mor", "smoke", ["seeds=[0,1]"]),
-        (["training.steps=4", "study=mor", "sweep=ablations"], "mor", "smoke", ["training.steps=4", "sweep=ablations"]),
-        (["my.yaml", "scale=cpu"], "HERE/my.yaml", "", ["scale=cpu"]),
-        (["file=my.yaml"], "HERE/my.yaml", "", []),
-        (["sweep=own", "model.name='a b'"], "sweep=own", "", ["model.name='a b'"]),
-    ],
-)
-def test_parameters_are_absolute(overrides: list[str], study: str, scale: str, rest: list[str], tmp_path: Path) -> None:
-    made = notebook_parameters(overrides, "smoke", Path("store"))
-    assert made["study"] == study.replace("HERE", str(tmp_path))
-    assert (made["scale"], shlex.split(made["overrides"])) == (scale, rest)
-    assert made["runs"] == str(tmp_path / "store")
-
-
-def test_the_users_config_folders_are_among_the_parameters(tmp_path: Path) -> None:
-    for folder in ("mine", "conf"):
-        (tmp_path / folder / "sweep").mkdir(parents=True)
-    made = notebook_parameters(["hydra.searchpath=[mine]", "sweep=own"], "smoke", Path("runs"))
-    (path,) = shlex.split(made["overrides"])
-    assert path.startswith("hydra.searchpath=")
-    assert path.index(str(tmp_path / "mine")) < path.index(str(tmp_path / "conf"))
 
 
 def test_a_study_a_file_and_a_multirun_are_selected(tmp_path: Path) -> None:
