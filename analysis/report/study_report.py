@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from fewbits.analysis.engine.results.archive import Archive
     from fewbits.analysis.views.shown_figure import ShownFigure
 
-NOTES = 2  # of an item that a page shows
+NOTES = 1  # of an item that a page shows
 NOT_MADE = "fewbits does not make this item yet"
 
 
@@ -161,7 +161,12 @@ class StudyReport:
         source = self.paper.sources[printed.source] if printed and printed.source != "printed" else ""
         frame = result.frame()
         files = {f"tables/{anchor(name)}.csv": frame.to_csv(index=False)}
-        return shown_frame(frame, name, self._made(entry, result, source=source, body=table_html(result, self._new(result.notes))), files)
+        return shown_frame(
+            frame,
+            name,
+            self._made(entry, result, source=source, body=table_html(result, self._new(result.notes))),
+            files,
+        )
 
     def figure(self, name: str) -> ShownFigure:
         """Return the figure with the id `name` as a matplotlib Figure in the light theme.
@@ -271,5 +276,3 @@ class StudyReport:
             "notices": self.origin.notices,
             "claims": {name: dataclasses.asdict(verdict) for name, verdict in self.verdicts.items()},
         }
-
-

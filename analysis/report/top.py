@@ -1,7 +1,7 @@
-"""Make the first screen of a report, which answers the study's question: a headline, a figure, and a table of effects.
+"""Make the first screen of a report, which answers the study's question: a headline, a figure, a table of effects.
 
-`studies/STUDY/tables.yaml` declares it under the key `top`. The sentences of the headline are templates: `{NAME}` stands
-for the effect of the row NAME in words, which depend on the results alone.
+`studies/STUDY/tables.yaml` declares it under the key `top`. The sentences of the headline are templates: `{NAME}`
+stands for the effect of the row NAME in words, which depend on the results alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ WORDS = {
         "costs {} of loss",
         "changes the loss by {} in one seed (no error bar)",
     ),
-    "loss": ("is {} lower", "is no different, as far as these runs can see (by less than {}),", "is {} higher", "differs by {} (one seed)"),
+    "loss": (
+        "is {} lower",
+        "is no different, as far as these runs can see (by less than {}),",
+        "is {} higher",
+        "differs by {} (one seed)",
+    ),
     "label": (),  # the label of the claim
 }
 FAR = 4.0  # the axis does not extend to effects greater than FAR times the median of the rows

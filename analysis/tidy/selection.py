@@ -1,6 +1,7 @@
 """Find the sweep and the store that a Python call selects.
 
-If a call does not name the store, it is the folder `runs` in the working directory or in the nearest parent directory that has one.
+If a call does not name the store, it is the folder `runs` in the working directory or in the nearest parent directory
+that has one.
 """
 
 from __future__ import annotations

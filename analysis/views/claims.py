@@ -26,7 +26,7 @@ SIGNS: dict[str, str] = {  # they distinguish outcomes without colour
     Status.OPPOSED: "✗",
     Status.UNDECIDED: "?",
 }
-WORDS = 12  # of a reason beside a list of comparisons
+WORDS = 8  # of a reason beside a list of comparisons
 MOST = 3  # comparisons that a card lists; tables/claims.csv has all
 
 
@@ -107,7 +107,7 @@ def card(verdict: Verdict, usual: str = "") -> Markup:
         more=len(verdict.findings) - min(len(findings), MOST),
         columns={name for name in ("effect", "tokens", "paper") if any(getattr(one, name) for one in findings)},
         margins=list(dict.fromkeys(one.margin for one in findings if one.margin)),
-        controls=[(one.id, control_state(one)) for one in verdict.controls],
+        controls=[(one.id, control_state(one)) for one in verdict.controls if not one.passed],
     )
 
 

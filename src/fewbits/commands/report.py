@@ -63,7 +63,11 @@ def main(argv: Sequence[str]) -> int:
     swept = sweep(overrides, options) if options.sweep else 0
     if swept > 1:
         return swept
-    report = rewrite_report(Path(options.archive).expanduser(), reports) if options.archive else write_report(overrides, reports)
+    report = (
+        rewrite_report(Path(options.archive).expanduser(), reports)
+        if options.archive
+        else write_report(overrides, reports)
+    )
     if report.missing:
         places = f"{plural(len(report.missing), 'place')} without a result"
         notice(f"{places}; the first is {report.missing[0]}; the report names all of them")

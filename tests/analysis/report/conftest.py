@@ -1,7 +1,5 @@
 """A fixture with the report of a simulated store of MoR at scale smoke, made by a kernel as `fewbits report` does."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.analysis.report.report_inputs import Made, simulated
