@@ -27,8 +27,9 @@ from fewbits.sweeps.planning.studies import STUDIES
 ROOT = Path(__file__).parents[1]
 GALLERY = ROOT / "docs" / "gallery"
 FOOT = (
-    b'<a href="verdicts.json">verdicts.json</a> has the verdicts with the numbers from which they follow. The command '
-    b"`fewbits report` also writes the notebook, the tables and the figures as files."
+    b'<a href="verdicts.json">verdicts.json</a> has the verdicts with their numbers. From '
+    b'<a href="results.parquet">results.parquet</a>, <code>fewbits report --from results.parquet</code> makes this '
+    b"page again, with the notebook, the tables and the figures as files."
 )
 LARGEST_PAGE = 2 * 2**20  # bytes
 # The scales in the order of rows and columns of the tables.
@@ -67,17 +68,18 @@ def publish(folder: Path) -> None:
     target = GALLERY / f"{record['study']}-{record['scale']}"
     target.mkdir(parents=True, exist_ok=True)
     write_atomically(target / "index.html", page)
+    if (folder / "results.parquet").is_file():
+        write_atomically(target / "results.parquet", (folder / "results.parquet").read_bytes())
     write_atomically(target / "verdicts.json", (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def for_readers(page: bytes) -> bytes:
-    """Return a report's page, changed for readers who have neither the publisher's store nor the report's folder.
+    """Return a report's page, changed for readers who do not have the report's folder.
 
-    `--runs STORE` is removed from commands, except `--runs again`, which names a new store. FOOT replaces the sentence
-    with links to files of the report's folder.
+    FOOT replaces the sentence with links to files of the report's folder.
     """
-    page = re.sub(rb"(<code>fewbits [^<]*?) --runs (?!again\b)[^ <]+", rb"\1", page)
-    return re.sub(rb"The notebook <a href=\"[^\"]*\.ipynb\">.*?folder\.", FOOT, page, flags=re.DOTALL)
+    page = re.sub(rb"The notebook <a href=\"[^\"]*\.ipynb\">.*?folder\.", FOOT, page, flags=re.DOTALL)
+    return re.sub(rb"tables/(\w+\.csv)", rb"\1", page)
 
 
 def stored(report: Mapping[str, Any], name: str) -> dict[str, Any]:

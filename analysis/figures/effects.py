@@ -125,7 +125,7 @@ def effects_picture(results: Results, study: str, of: EffectsFigure) -> Picture:
     shown = [margin for margin in margins if margin <= reach]
 
     def draw() -> Figure:
-        return _draw_effects(rows, shown, noise, "change of validation loss from the arm's baseline, %", reach)
+        return draw_effects(rows, shown, noise, "change of validation loss from the arm's baseline, %", reach)
 
     reasons = (one.data.reason if isinstance(one.data, NoData) else "" for one in found)
     notes = (
@@ -187,7 +187,7 @@ def _usual(rows: Sequence[Estimate]) -> list[float]:
 # -------------------------------------------------------------------------------- drawing
 
 
-def _draw_effects(
+def draw_effects(
     rows: Sequence[Estimate], margins: Sequence[float], noise: Interval | None, label: str, reach: float
 ) -> Figure:
     """Draw relative changes with intervals on an axis from -reach to reach; margins and noise span all rows."""

@@ -73,9 +73,12 @@ def _files(report: StudyReport, archive: bytes) -> dict[str, str | bytes]:
         '<a href="{1}">{1}</a> the results. <a href="tables/claims.csv">All comparisons</a> and '
         '<a href="tables/trials.csv">all trials</a>, the tables (CSV) and the figures are files in this page\'s folder.'
     ).format(study, NAME)
-    return {INDEX: page(executed, title, foot), f"{study}.ipynb": stored(executed.notebook), NAME: archive} | dict(
-        executed.files
-    )
+    return {
+        INDEX: page(executed, title, foot),
+        f"{study}.ipynb": stored(executed.notebook),
+        NAME: archive,
+        **executed.files,
+    }
 
 
 def check_place(reports: Path) -> None:

@@ -41,7 +41,7 @@ class Executed:
 def execute(source: Path, archive: bytes) -> Executed:
     """Execute a notebook in percent format in a kernel, in a folder that contains the archive.
 
-    Raise ValueError with the end of the traceback if a cell fails.
+    Raise ValueError if a cell fails.
     """
     import jupytext
     from nbclient import NotebookClient
@@ -63,7 +63,7 @@ def execute(source: Path, archive: bytes) -> Executed:
         try:
             client.execute(env={**os.environ, ASKED: "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"})
         except CellExecutionError as error:
-            raise ValueError(f"{source}: {error}") from None
+            raise ValueError(f"{source}: {error.ename}: {error.evalue}") from None
     html: dict[str, Markup] = {}
     files: dict[str, bytes] = {}
     for cell in notebook.cells:

@@ -214,7 +214,7 @@ class StudyReport:
 
         The report's page shows the figures, and names the tables, which are files.
         """
-        entries = [*self.registry.tables, *self.registry.figures]
+        entries: list[Entry[Any]] = [*self.registry.tables, *self.registry.figures]
         names = [entry.id for entry in entries if not entry.of_paper and entry.id not in self.shown]
         items = [self._item(name) for name in names]
         shown = [one for one in items if not one.empty_item]
@@ -259,7 +259,8 @@ class StudyReport:
 
     def unshown(self) -> Iterator[str]:
         """Yield the ids of the registered tables and figures and of the claims that the notebook has not shown."""
-        names = [*(entry.id for entry in (*self.registry.tables, *self.registry.figures)), *self.verdicts]
+        entries: list[Entry[Any]] = [*self.registry.tables, *self.registry.figures]
+        names = [*(entry.id for entry in entries), *self.verdicts]
         yield from (name for name in names if name not in self.shown)
 
     def record(self) -> dict[str, object]:

@@ -16,6 +16,7 @@ from fewbits.analysis.engine.claims.findings import Finding, Outcome, Verdict
 from fewbits.analysis.engine.claims.judging import find, scale_words
 from fewbits.analysis.engine.claims.schema import ControlClaim, Kind, Part
 from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.statistics.estimates import Interval
 from fewbits.analysis.views.claims import badge, tally, tokens
 from fewbits.analysis.views.html import render
 from fewbits.analysis.views.numbers import bounds, effect, size
@@ -205,17 +206,23 @@ def limits(results: Results) -> str:
 
 def top_figure(rows: Sequence[Row]) -> Figure:
     """Draw the relative effects of the rows with their intervals, and the paper's numbers as hollow marks."""
-    from fewbits.analysis.figures.bars import Estimate, effects_figure
+    from fewbits.analysis.figures.effects import Estimate, draw_effects
 
     shown = []
     for row in rows:
         one = row.finding
         if one is not None and one.effect is not None and one.relative:
             shown.append(Estimate(row.of.title, one.effect, one.interval, one.printed, shown_effect(one)))
-    most = [max(abs(value) for value in (*one.ends, one.mean, one.paper) if value is not None) for one in shown]
+    most = [
+        max(abs(value) for value in (*_ends(one.interval), one.mean, one.paper) if value is not None) for one in shown
+    ]
     usual = FAR * sorted(most)[len(most) // 2]
     reach = 1.1 * max([value for value in most if value <= usual], default=0.0)
-    return effects_figure(shown, [], None, "change of validation loss, %", reach or 1e-3)
+    return draw_effects(shown, [], None, "change of validation loss, %", reach or 1e-3)
+
+
+def _ends(interval: Interval | None) -> tuple[float, ...]:
+    return () if interval is None else (interval.low, interval.high)
 
 
 def top_screen(

@@ -77,8 +77,10 @@ class ShownFigure(Figure):
         image = base64.b64encode(drawing.png).decode()
         bundle = {"text/plain": f"<{self.report_name}>", "text/html": html, "image/png": image}
         stem = f"figures/{anchor(self.report_name)}"
-        files = {} if self.missing else {f"{stem}.svg": drawing.light, f"{stem}.png": drawing.png}
-        return bundle | (private(self.report_html, files) if ASKED in os.environ else {})
+        files: dict[str, str | bytes] = (
+            {} if self.missing else {f"{stem}.svg": drawing.light, f"{stem}.png": drawing.png}
+        )
+        return bundle | (private(self.report_html, {} if self.missing else files) if ASKED in os.environ else {})
 
 
 def shown_figure(

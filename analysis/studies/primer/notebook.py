@@ -7,19 +7,16 @@
 # ---
 
 # %%
-import shlex
-
 from fewbits import read
 
 # %% tags=["parameters"]
-study: str = "primer"  # the study, or a sweep file of your own whose `study` is primer
-scale: str = "smoke"  # smoke or cpu; "" for the scale of a sweep file
-runs: str = ""  # the store; "": the nearest folder `runs`, here or above
-overrides: str = ""  # further overrides, as one types them after `fewbits sweep`
+results: str = "results.parquet"  # the file beside this notebook; or a study such as primer, whose store is then read
+scale: str = ""  # of a study: smoke or cpu
+runs: str = ""  # the store of a study; "": the nearest folder `runs`, here or above
 
 # %%
-primer = read(study, *shlex.split(overrides), scale=scale, runs=runs).report
-primer.opening()
+primer = read(results, scale=scale, runs=runs).report
+primer.top()
 
 # %% [markdown]
 # ## 1. Number formats
@@ -114,4 +111,4 @@ primer.show("Figure 10", "A23", "B9", "C25")
 # ## Provenance
 
 # %%
-primer.provenance()
+primer.appendix()

@@ -124,6 +124,6 @@ def test_the_table_of_induced_instability_counts_seeds(cpu: Plan) -> None:
 def test_bits_that_are_counted_are_whole_numbers(made: Results) -> None:
     found = TABLES["Table C.1"](made)
     assert isinstance(found, TableResult)
-    shown = table_html(found, {})
+    shown = table_html(found)
     assert ">4</td>" in shown
     assert ".0000" not in shown

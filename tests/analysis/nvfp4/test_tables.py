@@ -79,10 +79,10 @@ def test_losses_stand_beside_scores_that_cannot_be_had(found: Results) -> None:
 
 
 def test_columns_of_one_family_stand_under_its_name(found: Results) -> None:
-    shown = html(table("Table 2", found), {})
+    shown = html(table("Table 2", found))
     assert re.findall(r'colspan="3">(\w+)</th>', shown) == ["Hybrid", "Transformer"]
     assert re.findall(r'scope="col">([^<]+)</th>', shown) == ["FP8", "NVFP4", "BF16"] * 2
-    assert "colgroup" not in html(table("Table 1", found), {})
+    assert "colgroup" not in html(table("Table 1", found))
 
 
 @pytest.mark.parametrize(("name", "nano"), [("Table 3", "13"), ("Table 4", "13"), ("Table 5", "6")])
