@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from fewbits.analysis.engine.results.archive import NAME
-from fewbits.analysis.views.html import render, style
+from fewbits.analysis.views.html import ASKED, PRIVATE, render, style
 from fewbits.analysis.views.numbers import anchor
-from fewbits.analysis.views.shown_frame import ASKED, PRIVATE
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import os
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -11,6 +15,8 @@ from markupsafe import Markup
 from fewbits.analysis.views import numbers
 from fewbits.common.wording import plural
 
+PRIVATE = "application/vnd.fewbits.report+json"  # the MIME type of what a report takes from an output of its notebook
+ASKED = "FEWBITS_REPORT"  # the environment variable that asks for outputs with the MIME type PRIVATE
 TEMPLATES = Path(__file__).with_name("templates")
 
 
@@ -28,6 +34,21 @@ def in_notebook(html: Markup) -> str:
     """Return the HTML for a notebook's output; its style sheet applies only inside this output."""
     rules = _sheet("items").replace(":root", "&")
     return f'<style>.fewbits {{ {rules} }}</style><div class="fewbits">{html}</div>'
+
+
+def private(html: Markup, files: Mapping[str, str | bytes]) -> dict[str, Any]:
+    """Return {PRIVATE: what the report takes from an output}; {} if no report is being made.
+
+    files: contents by path in the report's folder.
+    """
+    if ASKED not in os.environ:
+        return {}
+    packed = {name: base64.b64encode(_bytes(content)).decode() for name, content in files.items()}
+    return {PRIVATE: {"html": str(html), "files": packed}}
+
+
+def _bytes(content: str | bytes) -> bytes:
+    return content.encode() if isinstance(content, str) else content
 
 
 @cache

@@ -18,9 +18,8 @@ from matplotlib.figure import Figure
 from fewbits.analysis.figures.panels import panels, placeholder
 from fewbits.analysis.figures.theme import in_both_themes, png, svg, themed
 from fewbits.analysis.report.items import FigureResult
-from fewbits.analysis.views.html import in_notebook
+from fewbits.analysis.views.html import ASKED, in_notebook, private
 from fewbits.analysis.views.numbers import anchor
-from fewbits.analysis.views.shown_frame import ASKED, private
 
 PIXELS = 120  # the width on the page in pixels per inch of the figure, if the page is wide enough
 

@@ -6,8 +6,6 @@ makes a report, each output also has the item's HTML and files for the report, u
 
 from __future__ import annotations
 
-import base64
-import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Union
 
@@ -15,30 +13,13 @@ import pandas as pd
 from markupsafe import Markup
 
 from fewbits.analysis.engine.claims.findings import Finding, Verdict
-from fewbits.analysis.views.html import in_notebook
+from fewbits.analysis.views.html import in_notebook, private
 
 if TYPE_CHECKING:
     from fewbits.analysis.views.shown_figure import ShownFigure
 
-PRIVATE = "application/vnd.fewbits.report+json"
-ASKED = "FEWBITS_REPORT"  # the environment variable that asks for outputs with the MIME type PRIVATE
 # The columns with the numbers of a comparison: fields of Finding; low and high are the interval, paper is `printed`.
 NUMBERS = ("effect", "low", "high", "relative", "n", "extra_tokens", "paper", "margin", "p")
-
-
-def private(html: Markup, files: Mapping[str, str | bytes]) -> dict[str, Any]:
-    """Return {PRIVATE: what the report takes from an output}; {} if no report is being made.
-
-    files: contents by path in the report's folder.
-    """
-    if ASKED not in os.environ:
-        return {}
-    packed = {name: base64.b64encode(_bytes(content)).decode() for name, content in files.items()}
-    return {PRIVATE: {"html": str(html), "files": packed}}
-
-
-def _bytes(content: str | bytes) -> bytes:
-    return content.encode() if isinstance(content, str) else content
 
 
 class ShownFrame(pd.DataFrame):

@@ -18,7 +18,7 @@ from fewbits.analysis.report.declared import declared
 from fewbits.analysis.report.files import replace_folder
 from fewbits.analysis.report.study_report import read_study
 from fewbits.analysis.report.top import Ranking, Row, Top, TopRow, headline
-from fewbits.analysis.views.shown_frame import PRIVATE
+from fewbits.analysis.views.html import PRIVATE
 from tests.analysis.report.report_inputs import Made, left, parsed, shown_page, simulated
 from tests.experiments.data.data_inputs import shared_cache
 
