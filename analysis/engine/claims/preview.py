@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from scipy import optimize, stats
+
 from fewbits.analysis.engine.claims.hooks import load_hooks
 from fewbits.analysis.engine.claims.judging import measured, printed_effect, resolve
 from fewbits.analysis.engine.claims.pairs import again_noise, pairs_of, scope_of
@@ -19,9 +21,11 @@ from fewbits.analysis.engine.claims.verdicts import MIN_SEEDS
 from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import Differences
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.statistics.estimates import estimate
-from fewbits.analysis.engine.statistics.power import MOST_SEEDS, minimum_detectable_effect, required_n
+from fewbits.analysis.engine.statistics.estimates import ALPHA, estimate
 from fewbits.common.wording import plural
+
+POWER = 0.80  # the probability with which a test detects a true effect of the minimum detectable size
+MOST_SEEDS = 200  # if more seeds are needed, messages say "more than 200"
 
 
 @dataclass(frozen=True)
@@ -99,3 +103,31 @@ def preview_lines(previews: Iterable[Preview]) -> list[str]:
 
 def _shown(one: Preview, value: float) -> str:
     return f"{100 * value:.3g} %" if one.comparison.part.relative else f"{value:.3g}"
+
+
+# -------------------------------------------------------------------------------- power
+
+
+def power(effect: float, sd: float, n: int) -> float:
+    """Return the probability that the test of n pairs is significant if the true mean difference is `effect`.
+
+    sd: the standard deviation of the differences over seeds.
+    """
+    if n < 2 or sd <= 0:
+        raise ValueError(f"n {n}, sd {sd}: a test needs at least 2 pairs, and a positive standard deviation")
+    return float(stats.nct.sf(stats.t.isf(ALPHA, n - 1), n - 1, abs(effect) / sd * math.sqrt(n)))
+
+
+def minimum_detectable_effect(sd: float, n: int) -> float:
+    """Return the true mean difference that a test of n pairs detects with probability POWER."""
+    if n < 2 or sd <= 0:
+        raise ValueError(f"n {n}, sd {sd}: a test needs at least 2 pairs, and a positive standard deviation")
+    high = 1.0
+    while power(high, 1.0, n) < POWER:
+        high *= 1.5
+    return sd * float(optimize.brentq(lambda effect: power(effect, 1.0, n) - POWER, 0.0, high))
+
+
+def required_n(sd: float, effect: float) -> int | None:
+    """Return the least number of pairs that detects the effect with probability POWER; None if above MOST_SEEDS."""
+    return next((n for n in range(2, MOST_SEEDS + 1) if minimum_detectable_effect(sd, n) <= effect), None)

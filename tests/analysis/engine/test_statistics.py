@@ -11,6 +11,7 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.weightstats import ttost_paired
 
 from fewbits.analysis.engine.claims.findings import Finding, Outcome, Status
+from fewbits.analysis.engine.claims.preview import minimum_detectable_effect, power, required_n
 from fewbits.analysis.engine.claims.schema import Claim, Comparison, Margin, Part, Source
 from fewbits.analysis.engine.claims.tests import judge
 from fewbits.analysis.engine.claims.verdicts import Evidence, conclude
@@ -25,7 +26,6 @@ from fewbits.analysis.engine.statistics.estimates import (
     pseudo_values,
     summary,
 )
-from fewbits.analysis.engine.statistics.power import minimum_detectable_effect, power, required_n
 from fewbits.analysis.engine.statistics.tokens import extra_interval, extra_tokens, relative_slope
 
 RNG = np.random.default_rng(5)
