@@ -38,9 +38,9 @@ WORDS = {
     ),
     "loss": (
         "is {} lower",
-        "is no different, as far as these runs can see (by less than {}),",
+        "is the same to within {}",
         "is {} higher",
-        "differs by {} (one seed)",
+        "differs by {} in one seed (no error bar)",
     ),
     "label": (),  # the label of the claim
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -76,7 +76,7 @@ def tally(verdicts: Iterable[Verdict]) -> Markup:
 def cards(verdicts: Iterable[Verdict]) -> Markup:
     """Return all claims as HTML in groups by kind; claims that were not run are only named."""
     verdicts, groups = list(verdicts), []
-    usual, _ = next(iter(Counter(verdict.scale for verdict in verdicts if verdict.scale).most_common(1)), ("", 0))
+    usual = [scale for scale, _ in Counter(verdict.scale for verdict in verdicts if verdict.scale).most_common(2)]
     for kind in Kind:
         members = [verdict for verdict in verdicts if verdict.kind is kind]
         run = [verdict for verdict in members if verdict.outcome is not Outcome.NOT_RUN]
@@ -86,10 +86,10 @@ def cards(verdicts: Iterable[Verdict]) -> Markup:
     return render("claims", groups=groups, usual=usual)
 
 
-def card(verdict: Verdict, usual: str = "") -> Markup:
+def card(verdict: Verdict, usual: Sequence[str] = ()) -> Markup:
     """Return one claim as HTML, with its verdict, its comparisons and its controls.
 
-    usual: the size of runs in words that the page states once; another size is shown on the card.
+    usual: the sizes of runs in words that the page states once; another size is shown on the card.
     """
     claim = verdict.claim
     run = [one for one in verdict.findings if one.status is not Status.NOT_RUN] or list(verdict.findings)
@@ -101,7 +101,7 @@ def card(verdict: Verdict, usual: str = "") -> Markup:
         kind=verdict.outcome.value.replace(" ", "-"),
         badge=badge(verdict.outcome),
         reason=_short(verdict.reason) if listed else verdict.reason,
-        scale="" if verdict.scale == usual else verdict.scale,
+        scale="" if verdict.scale in usual else verdict.scale,
         test=verdict.outcome is not Outcome.NOT_TESTABLE and verdict.kind is not Kind.ARITHMETIC,
         findings=findings[:MOST] if listed else [],
         more=len(verdict.findings) - min(len(findings), MOST),

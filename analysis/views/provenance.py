@@ -121,7 +121,6 @@ class Provenance:
             commands.insert(0, f"git checkout {commits[0][:10]}")
         for place, command in enumerate(commands):
             yield "Reproduce with" if place == 0 else "", command, True
-        yield "One place again", f"fewbits sweep {overrides} sweep=SWEEP only=[ARM] seeds=[SEED] --runs again", True
         sweeps = ", ".join(dict.fromkeys(member.cell.sweep for member in members))
         yield "Trials", f"{len(self.finished)} of {len(trials)} finished, in {len(members)} places of {sweeps}", False
         yield "Seeds", ", ".join(map(str, sorted({member.cell.seed for member in members}))), False
