@@ -141,9 +141,7 @@ mor.rest()
 #
 # The paper trains a model of 8 B parameters on 1 T tokens, once for each arm. Here its recipes train small models of
 # the same family on text that every machine has. Arms branch from a common trunk that was trained in BF16, one for each
-# seed, and the learning rate decays to zero, so that only the recipe differs between arms. At scale sizes, models of
-# three sizes train in BF16, and recipes are measured at their final weights; at scale pretrained, at the weights of a
-# published model.
+# seed, and the learning rate decays to zero, so that only the recipe differs between arms.
 #
 # Assumed, because the paper does not state it: learning rates, warm-up, optimizer and length of sequences (the configs
 # have them); that a tensor's error is the sum of its elements' relative errors divided by the number of elements that
