@@ -1,10 +1,14 @@
 """Test GaussWS's tables and figures with simulated results: with all results, and without any."""
 
+from pathlib import Path
+
+import pandas as pd
 import pytest
 
+from fewbits.analysis.engine.results.archive import REDUCTIONS, Detail
 from fewbits.analysis.engine.results.arms import AGAIN
 from fewbits.analysis.engine.results.data import NoData, NotPlanned
-from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.frames import METRICS, Files, Results
 from fewbits.analysis.engine.results.places import sweep_places
 from fewbits.analysis.figures.theme import svg, themed
 from fewbits.analysis.figures.training import ArmCurves, show_rows
@@ -41,6 +45,20 @@ def test_maxima_over_micro_batches_have_no_noise_of_another_micro_batch_beside_t
     loss, maximum = show_rows(made, "gaussws", rows)
     assert AGAIN in loss.changes
     assert AGAIN not in maximum.changes
+
+
+def test_moving_averages_are_the_papers_and_an_archive_keeps_their_maxima(tmp_path: Path) -> None:
+    """Check that a spike of the maximum loss, which α = 1/128 reduces to 1, survives the thinning of curves."""
+    steps = pd.DataFrame({"step": range(1000), "tokens": range(1000), "loss": 1.0, "loss_max": 1.0})
+    steps.loc[500, "loss_max"] = 129.0
+    steps.to_parquet(tmp_path / METRICS)
+    found = Files().read(tmp_path / METRICS)
+    assert found["loss_average"].eq(1.0).all()
+    assert found["loss_max_average"].max() == pytest.approx(2.0)
+    kept = REDUCTIONS[METRICS](found.assign(id="a"), Detail(200, 50))
+    assert len(kept) == 200
+    assert kept["loss_max_average"].max() == pytest.approx(2.0)
+    assert kept["loss_max"].max() < 129 / 4
 
 
 @pytest.mark.parametrize("name", [name for name in TABLES if name != "Widths"])

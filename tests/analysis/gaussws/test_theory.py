@@ -134,7 +134,6 @@ def test_noise_of_another_seed_in_backward_contradicts_g6(monkeypatch: pytest.Mo
 def test_bytes_are_those_that_are_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     found = arithmetic.bytes_each()
     assert (found.sampled, found.noise, found.widths) == (2.0, {"gaussws": 0.5, "diffq": 2.0}, 4 / 1024)
-    assert arithmetic.papers_bytes()["134m"] == pytest.approx(2.02, abs=0.01)
     monkeypatch.setattr(arithmetic, "bytes_each", lambda: found._replace(noise={"gaussws": 1.0, "diffq": 2.0}))
     assert not arithmetic.g17().holds
 
