@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -51,7 +51,6 @@ OWN = {  # by quantity, the title and the unit of a row of a model that the pape
     "overhead": ("Overhead of {} (ours)", "%"),
     "memory": ("{} (ours)", "GiB"),
 }
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -87,44 +86,25 @@ Arms = Mapping[tuple[str, str], Timed]  # by (optimizer, recipe), or by (timed o
 
 
 @dataclass(frozen=True)
-class Bench(Generic[T]):
+class Bench:
     """The timings of one device."""
 
     device: str  # a description of the machine and of the measurement
     kind: str  # one of DEVICES
-    timed: Mapping[T, Arms]  # by name of the model, or by shape (rows, columns) of the matrix
+    timed: Mapping[Any, Arms]  # by name of the model, or by shape (rows, columns) of the matrix
 
 
-def training(results: Results) -> Bench[str] | None:
+def training(results: Results) -> Bench | None:
     """Return the timings of training steps, by model; None if the plan's store has none."""
-
-    def read(found: dict[str, Any]) -> dict[str, Arms]:
-        def of(one: dict[str, Any]) -> Arms:
-            amount = one["batch"] * one["length"]
-            return {(row["optimizer"], row["variant"]): _timed(row, amount, row["memory"]) for row in one["rows"]}
-
-        return {one["model"]: of(one) for one in found["models"]}
-
-    return _first(results, "train", read)
+    return _first(results, "train")
 
 
-def generators(results: Results) -> Bench[tuple[int, int]] | None:
+def generators(results: Results) -> Bench | None:
     """Return the timings of noise generators, by shape of the matrix; None if the plan's store has none."""
-
-    def read(found: dict[str, Any]) -> dict[tuple[int, int], Arms]:
-        shapes: dict[tuple[int, int], dict[tuple[str, str], Timed]] = {}
-        for one in found["timed"]:
-            shapes.setdefault((one["rows"], one["cols"]), {})[one["what"], one["arm"]] = _timed(one, one["elements"])
-        return dict(shapes)
-
-    return _first(results, "generators", read)
+    return _first(results, "generators")
 
 
-def _timed(row: dict[str, Any], amount: int, memory: int | None = None) -> Timed:
-    return Timed(amount, tuple(row["seconds"]), tuple(row.get("others", ())), memory)
-
-
-def _first(results: Results, name: str, read: Callable[[dict[str, Any]], Mapping[T, Arms]]) -> Bench[T] | None:
+def _first(results: Results, name: str) -> Bench | None:
     """Return the timings of the first device that has a file NAME-DEVICE.json; raise Damaged if it is not valid."""
     files = results.files.benches(results.plan)
     for kind in (kind for kind in DEVICES if f"{name}-{kind}" in files):
@@ -134,13 +114,28 @@ def _first(results: Results, name: str, read: Callable[[dict[str, Any]], Mapping
             processor, device = machine.get("processor") or machine.get("cpu") or "", str(machine["device"])
             named = device if processor in device else f"{processor}, {device}"
             where = f"{named}; {found['turns']} turns, load average {machine['load']:.1f} at the start"
-            return Bench(where, kind, read(found))
+            return Bench(where, kind, _arms(found))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Damaged(
                 f"{BENCH}/{name}-{kind}.json is damaged ({type(error).__name__}: {error}): delete the file, and run "
                 "`make reproduce-gaussws` to measure again"
             ) from None
     return None
+
+
+def _arms(found: dict[str, Any]) -> dict[Any, Arms]:
+    timed: dict[Any, dict[tuple[str, str], Timed]] = {}
+    for one in found.get("models", ()):
+        for row in one["rows"]:
+            where = timed.setdefault(one["model"], {})
+            where[row["optimizer"], row["variant"]] = _timed(row, one["batch"] * one["length"])
+    for one in found.get("timed", ()):
+        timed.setdefault((one["rows"], one["cols"]), {})[one["what"], one["arm"]] = _timed(one, one["elements"])
+    return dict(timed)
+
+
+def _timed(row: dict[str, Any], amount: int) -> Timed:
+    return Timed(amount, tuple(row["seconds"]), tuple(row.get("others", ())), row.get("memory"))
 
 
 def overhead(arms: Arms, optimizer: str, recipe: str) -> tuple[float, Interval | None] | None:
@@ -292,7 +287,7 @@ def _measured(arms: Arms, what: str, place: tuple[str, str]) -> Value | None:
     return None if share is None else Value(*share, len(timed.seconds)).times(PERCENT)
 
 
-def _mean_overhead(found: Bench[str], place: tuple[str, str]) -> Value | None:
+def _mean_overhead(found: Bench, place: tuple[str, str]) -> Value | None:
     """Return 1 minus the geometric mean over models of (throughput of an arm) / (throughput of plain BF16)."""
     kept = [1 - one[0] for arms in found.timed.values() if (one := overhead(arms, *place)) is not None]
     return Value(1 - math.prod(kept) ** (1 / len(kept)), None, len(kept)).times(PERCENT) if kept else None

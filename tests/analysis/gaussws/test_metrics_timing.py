@@ -26,9 +26,7 @@ def timed(seconds: float, others: tuple[float | None, ...] = STILL) -> Timed:
     return Timed(1000, tuple(seconds * (1 + 0.001 * (turn % 3)) for turn in range(8)), others)
 
 
-def generators(
-    box_muller: Mapping[tuple[int, int], float], others: tuple[float | None, ...] = STILL
-) -> Bench[tuple[int, int]]:
+def generators(box_muller: Mapping[tuple[int, int], float], others: tuple[float | None, ...] = STILL) -> Bench:
     arms = {"bitwise": 1.0, "torch": 4.0}
     return Bench(
         "a GPU",
@@ -40,7 +38,7 @@ def generators(
     )
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, found: Bench[tuple[int, int]] | None) -> Mapping[str, Measured]:
+def measured(monkeypatch: pytest.MonkeyPatch, found: Bench | None) -> Mapping[str, Measured]:
     monkeypatch.setattr(metrics_timing, "generators", lambda _: found)
     return metrics_timing.g18(EMPTY)
 
