@@ -11,7 +11,7 @@ from fewbits import read
 
 # %% tags=["parameters"]
 results: str = "results.parquet"  # the file beside this notebook; or a study such as primer, whose store is then read
-scale: str = ""  # of a study: smoke or cpu
+scale: str = ""  # of a study: smoke, cpu, …
 runs: str = ""  # the store of a study; "": the nearest folder `runs`, here or above
 
 # %%
@@ -58,8 +58,8 @@ primer.show("Figure 4", "A17", "A16", "A20", "B7", "A21", "B6")
 # %% [markdown]
 # ## 5. The Hadamard transform
 #
-# It spreads an outlier over 16 values. That helps if one scale has to fit all; a block of 16 stores a single outlier
-# well without it. Random signs prevent that equal numbers become an outlier.
+# It spreads an outlier over 16 values. That helps if one scale has to fit all numbers and outliers are moderate; a block
+# of 16 stores a single outlier well without it. Random signs prevent that equal numbers become an outlier.
 
 # %%
 primer.show("Figure 5", "A9", "A22", "F2")
@@ -108,7 +108,7 @@ primer.show("Figure 9", "C5", "C4", "B3", "C10", "C11")
 primer.show("Figure 10", "A23", "B9", "C25")
 
 # %% [markdown]
-# ## Provenance
+# ## Appendix: statistics and provenance
 
 # %%
 primer.appendix()
