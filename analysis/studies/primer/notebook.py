@@ -58,8 +58,8 @@ primer.show("Figure 4", "A17", "A16", "A20", "B7", "A21", "B6")
 # %% [markdown]
 # ## 5. The Hadamard transform
 #
-# It spreads an outlier over 16 values. That helps if one scale has to fit all numbers and outliers are moderate; a block
-# of 16 stores a single outlier well without it. Random signs prevent that equal numbers become an outlier.
+# It spreads an outlier over 16 values. That helps if one scale has to fit all numbers and outliers are moderate; a
+# block of 16 stores a single outlier well without it. Random signs prevent that equal numbers become an outlier.
 
 # %%
 primer.show("Figure 5", "A9", "A22", "F2")

@@ -11,9 +11,9 @@ controls:
   - {id: wild, title: a wild arm is found to be worse, parts: [{test: higher, arms: [wild], metrics: [loss]}]}
 claims:
   - id: mine
-    statement: A threshold of 4.5 % is like one of 0.01 %.
+    statement: A threshold of 4.5 % is <like> one of 0.01 %.
     control: [wild]
-    margin: {value: 0.5, relative: true, reason: "no <small> difference"}
+    margin: {value: 0.5, relative: true, reason: no difference}
     parts:
       - {test: equal, arms: [mor], metrics: [loss], where: {recipe.threshold: "0.0001"}}
       - {test: equal, arms: [mor], metrics: [loss], where: {recipe.threshold: "0.045"}}
@@ -32,7 +32,7 @@ def test_a_claim_of_ones_own_gets_a_verdict(sweep: Runs, tmp_path: Path) -> None
     assert judged["claim"].to_list() == ["mine", "mine"]
     assert judged["effect"].between(-0.5, 0.5).all()
     assert judged["n"].to_list() == [2, 2]
-    assert "no &lt;small&gt; difference" in str(judged._repr_html_())
+    assert "is &lt;like&gt; one" in str(judged._repr_html_())
 
 
 @pytest.mark.parametrize(
