@@ -59,6 +59,8 @@ def test_mors_losses_change_as_was_derived_by_hand(place: tuple[str, str], expec
 def test_mors_tables_agree_where_they_repeat_each_other() -> None:
     two, three, four = (paper("mor").table(f"Table {i}") for i in (2, 3, 4))
     for row in two.rows:
+        if row.id.endswith("_best"):  # the best of recent checkpoints, which only the text states
+            continue
         assert two.value(row.id, "c1-bf16") == three.value(row.id, "bf16") == four.value(row.id, "bf16")
         assert two.value(row.id, "c1-block") == three.value(row.id, "block")
 
