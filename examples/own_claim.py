@@ -14,7 +14,7 @@ CONF = Path(__file__).parent / "conf"
 def main(store: str = "runs") -> None:
     sweep = fewbits.read("sweep=thresholds", f"hydra.searchpath=[{CONF}]", runs=store)
     comparisons = sweep.judge(CONF / "claims.yaml")
-    columns = ["claim", "verdict", "comparison", "effect", "low", "high", "n", "mde", "margin"]
+    columns = ["claim", "verdict", "comparison", "effect", "low", "high", "n", "margin"]
     print(comparisons[columns].to_string(index=False))
 
 

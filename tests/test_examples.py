@@ -80,4 +80,4 @@ def test_a_recipe_is_swept_compared_in_mlflow_and_judged(tmp_path: Path, capsys:
     assert len(runs.trials) == 15
     run("own_claim", str(tmp_path / "runs"))
     judged = capsys.readouterr().out
-    assert len(re.findall(r"^ *(same-loss|lower-loss) +(reproduced|contradicted|inconclusive)", judged, re.M)) == 2
+    assert len(re.findall(r"^ *(same-loss|lower-loss) +(reproduced|not reproduced|cannot tell)", judged, re.M)) == 2

@@ -151,6 +151,7 @@ def worlds(effects: tuple[float, float, float]) -> Counter[str]:
     return counts
 
 
+@pytest.mark.deep
 def test_error_rates_are_as_stated() -> None:
     """Check 1,000 reports of six seeds; docs/measured/statistics.md has this table."""
     none, mixed, real = worlds((0, 0, 0)), worlds((2.5, 0, 0)), worlds((2.5, 2.5, 2.5))
