@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from markupsafe import Markup
 
 from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.statistics.estimates import LEVEL, Interval, estimate
@@ -123,8 +122,6 @@ class TableResult:
     columns: tuple[str, ...]  # titles
     rows: tuple[TableRow, ...]
     notes: tuple[str, ...] = ()
-    # HTML above the table with a script by which the reader changes cells. Without scripts, all cells are shown.
-    control: Markup | None = None
 
     def __post_init__(self) -> None:
         for row in self.rows:

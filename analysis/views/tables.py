@@ -55,7 +55,7 @@ def table_html(result: TableResult, notes: Sequence[str] | None = None) -> Marku
     numbers = [cell.ours for row in result.rows for cell in row.cells]
     missing = next((number for number in numbers if isinstance(number, NotPlanned)), None)
     folded = all(isinstance(number, NotPlanned | OutOfReach) or number == Setting("") for number in numbers)
-    return (result.control or Markup()) + render(
+    return render(
         "table",
         groups=list(_groups(result.columns)),
         heads=_heads(result.columns),
