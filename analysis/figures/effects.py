@@ -22,7 +22,7 @@ from fewbits.analysis.engine.results.data import Data, Differences, NoData, NotP
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.engine.results.places import not_planned, sweep_places, trial_ids
-from fewbits.analysis.engine.statistics.estimates import ALPHA, Interval, estimate
+from fewbits.analysis.engine.statistics import ALPHA, Interval, estimate
 from fewbits.analysis.figures.panels import legend, panels, paper_key, percent, rows_of_labels, rule_key
 from fewbits.analysis.figures.theme import SMALL, theme
 from fewbits.analysis.report.items import FigureResult, Picture

@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 
 from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import NoData
+from fewbits.analysis.engine.results.evaluations import whole_model_rows
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.places import not_planned, sweep_places
-from fewbits.analysis.engine.results.probes import whole_model_rows
 from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure
 from fewbits.analysis.report.items import FigureResult, Picture
 

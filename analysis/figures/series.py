@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from fewbits.analysis.engine.results.frames import Damaged, Results
-from fewbits.analysis.engine.statistics.estimates import ALPHA, Summary, summary
+from fewbits.analysis.engine.statistics import ALPHA, Summary, summary
 from fewbits.analysis.figures.theme import Array
 from fewbits.sweeps.planning.store import State
 

@@ -12,7 +12,6 @@ from functools import cached_property
 
 from matplotlib.figure import Figure
 
-from fewbits.analysis.engine.results.amounts import amount
 from fewbits.analysis.engine.results.arms import AGAIN, BASELINE, ArmTable, arm_table
 from fewbits.analysis.engine.results.data import NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
@@ -25,6 +24,7 @@ from fewbits.analysis.figures.theme import BASELINE as BASELINE_STYLE
 from fewbits.analysis.figures.theme import NOISE, QUIET, STYLES, Style
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.common.from_dict import one_of
+from fewbits.common.wording import amount
 from fewbits.sweeps.planning.cost import parameters_of
 
 

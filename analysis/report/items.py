@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
-from fewbits.analysis.engine.statistics.estimates import LEVEL, Interval, estimate
+from fewbits.analysis.engine.statistics import LEVEL, Interval, estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,7 @@ from fewbits.analysis.engine.claims.findings import Finding, Outcome, Verdict
 from fewbits.analysis.engine.claims.judging import find, scale_words
 from fewbits.analysis.engine.claims.schema import ControlClaim, Kind, Part
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.statistics.estimates import Interval
+from fewbits.analysis.engine.statistics import Interval
 from fewbits.analysis.views.claims import badge, tally, tokens
 from fewbits.analysis.views.html import render
 from fewbits.analysis.views.numbers import bounds, effect, size

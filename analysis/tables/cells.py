@@ -13,7 +13,7 @@ from fewbits.analysis.engine.results.data import Data, Differences, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.pairing import Metric
 from fewbits.analysis.engine.results.places import ANYWHERE, Where
-from fewbits.analysis.engine.statistics.estimates import summary
+from fewbits.analysis.engine.statistics import summary
 from fewbits.analysis.report.items import Setting, TableCell, Value
 from fewbits.analysis.tables.comparing import compare, own_numbers
 

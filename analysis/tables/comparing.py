@@ -6,13 +6,13 @@ Pairs of trials are the same as in the tests of claims. A metric is a column of 
 
 from __future__ import annotations
 
-from fewbits.analysis.engine.claims.pairs import Numbers, built_in, data_of, scope_of
+from fewbits.analysis.engine.claims.pairs import Numbers, built_in, data_of
 from fewbits.analysis.engine.claims.schema import Comparison, Part
 from fewbits.analysis.engine.results.arms import BASELINE
 from fewbits.analysis.engine.results.data import Data, Differences, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.results.pairing import Metric, Where, sample
-from fewbits.analysis.engine.results.places import ANYWHERE, not_planned
+from fewbits.analysis.engine.results.pairing import Metric, sample
+from fewbits.analysis.engine.results.places import ANYWHERE, Where, not_planned, scope_of
 
 
 def compare(

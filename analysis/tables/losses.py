@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from fewbits.analysis.engine.results.arms import arm_table
+from fewbits.analysis.engine.results.evaluations import best_of_recent, paper_tasks, scores_over_training
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.pairing import Metric
 from fewbits.analysis.engine.results.paper import Row, Table, paper
 from fewbits.analysis.engine.results.places import Where
-from fewbits.analysis.engine.results.scores import best_of_recent, paper_tasks
 from fewbits.analysis.report.items import OutOfReach, TableCell, TableResult, TableRow
 from fewbits.analysis.tables.cells import BLANK, PERCENT, cell, change, level
 from fewbits.analysis.tables.comparing import own_numbers
@@ -125,7 +125,7 @@ def _score(results: Results, column: LossColumn, row: Row, printed: Table) -> Ta
     part, source = column.part or results, row.source or printed.source
     value = printed.value(row.id, column.printed) if column.printed else None
     title, best = row.title.removesuffix(BEST), row.title.endswith(BEST)
-    scores = best_of_recent(part, title) if best else _scores(part, paper_tasks(title))
+    scores = best_of_recent(scores_over_training(part, title)) if best else _scores(part, paper_tasks(title))
     if column.arm in {each["arm"] for each in part.rows if each["id"] in scores}:
         ours = own_numbers(part, scores, column.arm, column.where)
         return cell(ours, PERCENT, value, source, comparable=False)

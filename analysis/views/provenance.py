@@ -14,7 +14,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fewbits.analysis.engine.claims.seeds import pilots_of
+from fewbits.analysis.engine.claims.schema import pilots_of
 from fewbits.analysis.engine.results.alike import unlike_within_seeds
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.views.html import render

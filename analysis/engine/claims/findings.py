@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fewbits.analysis.engine.claims.schema import Claim, Kind
-from fewbits.analysis.engine.statistics.estimates import Interval
+from fewbits.analysis.engine.statistics import Interval
 
 
 class Outcome(StrEnum):

@@ -19,18 +19,17 @@ from fewbits.analysis.engine.claims.schema import (
     StudyClaims,
     expand,
     load_claims,
+    pilots_of,
 )
-from fewbits.analysis.engine.claims.seeds import pilots_of
 from fewbits.analysis.engine.claims.tests import judge, judge_exact
 from fewbits.analysis.engine.claims.verdicts import Evidence, conclude
-from fewbits.analysis.engine.results.amounts import amount
 from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import Differences, Exact, Measured
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import STUDIES, Paper, Size, paper
-from fewbits.analysis.engine.statistics.estimates import estimate
+from fewbits.analysis.engine.statistics import estimate
 from fewbits.common.from_dict import one_of
-from fewbits.common.wording import enumeration, plural
+from fewbits.common.wording import amount, enumeration, plural
 from fewbits.sweeps.planning.cost import parameters_of, tokens_of
 from fewbits.sweeps.planning.plan import Planned
 

@@ -1,8 +1,4 @@
-"""Get the data of a claim's comparison: choose the sweep, resolve the metric, pair the trials, add known errors.
-
-Arms are compared in the first of the part's sweeps that has all of them. If the part names no sweep, they are compared
-in the first sweep that has them, or else over all sweeps.
-"""
+"""Get the data of a claim's comparison: choose the sweep, resolve the metric, pair the trials, add known errors."""
 
 from __future__ import annotations
 
@@ -11,25 +7,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fewbits.analysis.engine.claims.schema import DIVERGED, EVENTS, LOSS, PROBES, Comparison
+from fewbits.analysis.engine.claims.schema import DIVERGED, EVENTS, LOSS, Comparison
 from fewbits.analysis.engine.results.data import Differences, Events, Measured, NoData, NotPlanned
-from fewbits.analysis.engine.results.evaluation import document_error, documents
+from fewbits.analysis.engine.results.evaluations import (
+    PROBE_METRIC,
+    best_of_recent,
+    document_error,
+    documents,
+    probe_numbers,
+)
 from fewbits.analysis.engine.results.frames import SCORES, Results
-from fewbits.analysis.engine.results.pairing import Between, Metric, Where, arm_rows, combined, line_of, paired, sample
-from fewbits.analysis.engine.results.probes import PREFIX, probe_numbers
-from fewbits.analysis.engine.results.scores import RECENT
-from fewbits.analysis.engine.statistics.estimates import Error
-from fewbits.analysis.engine.statistics.tokens import relative_slope
+from fewbits.analysis.engine.results.pairing import Between, Metric, arm_rows, combined, line_of, paired, sample
+from fewbits.analysis.engine.results.places import Scope, not_planned, pairs_of, scope_of
+from fewbits.analysis.engine.statistics import Error, relative_slope
 from fewbits.sweeps.planning.store import OVER, State
 
 LATE = "@late"  # METRIC@late is the mean of METRIC over the last tenth of the steps
-BEST = "@best"  # METRIC@best is its greatest value over the last RECENT checkpoints that were evaluated
+BEST = "@best"  # METRIC@best is its greatest value over the last checkpoints that were evaluated (`best_of_recent`)
 TASKS = "tasks."  # the start of the names of downstream scores, for example tasks.piqa.acc,none
 QUESTIONS = 1000.0  # degrees of freedom of a score's standard error
 AGAIN = "-again"  # the arm ARM-again is like ARM, but its sums are rounded in another order
-PROBE, END = "probe-", {"checkpoint": "end"}  # the names of probes of an arm, and the trunk's last checkpoint
 # The losses that are also stored for each document: metric → column in evaluation.parquet.
-DOCUMENTS = {LOSS: "loss"} | {f"{LOSS}_{form}": f"loss_{form}" for form in ("unquantized", "cast", "narrow")}
+BY_DOCUMENT = {LOSS: "loss"} | {f"{LOSS}_{form}": f"loss_{form}" for form in ("unquantized", "cast", "narrow")}
 
 
 @dataclass(frozen=True)
@@ -54,93 +53,14 @@ def built_in(results: Results, name: str) -> Numbers:
     """Return the metric of this name, for names that are known without a hook of the study (hooks.py).
 
     name: a column of `results.trials`, also with the suffixes LATE and BEST; or `probe:VARIANT:MEASURE`, for a measure
-    of a recipe of which only some operands are quantized (results/probes.py).
+    of a recipe of which only some operands are quantized (`probe_numbers`).
     """
-    if name.startswith(PREFIX):
+    if name.startswith(PROBE_METRIC):
         return Numbers(name, probe_numbers(results, name))
     if name.endswith(BEST):
-        frame = results.table_of(SCORES)
-        own = frame[frame["name"] == name.removesuffix(BEST)] if len(frame) else frame
-        groups = own.drop_duplicates(["id", "step"]).sort_values("step").groupby("id") if len(own) else ()
-        return Numbers(name, {str(trial): float(rows["value"].tail(RECENT).max()) for trial, rows in groups})
+        scores = results.table_of(SCORES)
+        return Numbers(name, best_of_recent(scores[scores["name"] == name.removesuffix(BEST)]) if len(scores) else {})
     return Numbers(name, results.late(name.removesuffix(LATE)) if name.endswith(LATE) else name)
-
-
-# -------------------------------------------------------------------------------- where
-
-
-@dataclass(frozen=True)
-class Scope:
-    """The results in which arms are compared, with the arms' names there and the axis values of arm and baseline."""
-
-    results: Results
-    arms: tuple[str, ...]
-    where: Where
-    base: Where | None
-
-
-def scope_of(
-    results: Results,
-    arms: Sequence[str],
-    sweeps: Sequence[str] = (),
-    where: Where | None = None,
-    base: Where | None = None,
-) -> Scope | None:
-    """Return where to compare these arms (see schema.py); None if the plan lacks one of them.
-
-    where: axis values that the first arm needs. base: axis values that the other arms need; None: those of the arm,
-    as far as the other arms have these axes.
-    """
-    planned = dict.fromkeys(member.cell.sweep for member in results.members)
-    for name in sweeps or planned:
-        if name not in planned:
-            continue
-        part, probed = results.of_sweep(name), name == PROBES and bool(sweeps)
-        if probed and len(sweeps) > 1 and not _has_trunk(part):
-            continue
-        end = END if probed else {}
-        other = None if base is None else {**end, **base}
-        if found := _found(part, arms, {**end, **(where or {})}, other, PROBE if probed else ""):
-            return found
-    return None if sweeps else _found(results, arms, where or {}, base, "")
-
-
-def _found(scope: Results, arms: Sequence[str], where: Where, base: Where | None, prefix: str) -> Scope | None:
-    named = [[one if one.startswith(prefix) else prefix + one for one in arm.split("|")] for arm in arms]
-    for choice in range(max(map(len, named))):
-        names = tuple(alike[min(choice, len(alike) - 1)] for alike in named)
-        if all(scope.has(name, base if place else where) for place, name in enumerate(names)):
-            return Scope(scope, names, where, base)
-    return None
-
-
-def _has_trunk(scope: Results) -> bool:
-    parents = {scope.plan.trials[member.id].parent for member in scope.members}
-    return any(parent in scope.plan.trials for parent in parents if parent is not None)
-
-
-def pairs_of(found: Scope) -> list[tuple[str, str]]:
-    """Return (trial of the arm, trial of the baseline) for each pair in the plan.
-
-    The two have equal seeds and, unless the baseline has axis values of its own, equal values of all axes that the
-    baseline has.
-    """
-    (arm, baseline), members = found.arms, found.results.members
-    where, base = set(found.where.items()), set((found.base or {}).items())
-    pairs = {
-        (own.id, other.id)
-        for own in members
-        if own.cell.arm == arm and where <= set(own.cell.axes)
-        for other in members
-        if other.cell.arm == baseline
-        and other.cell.seed == own.cell.seed
-        and (base if found.base is not None else set()) <= set(other.cell.axes)
-        and (found.base is not None or set(other.cell.axes) <= set(own.cell.axes))
-    }
-    return sorted(pairs)
-
-
-# -------------------------------------------------------------------------------- data
 
 
 def data_of(results: Results, comparison: Comparison, numbers: Callable[[Results, str], Numbers]) -> Measured:
@@ -152,7 +72,7 @@ def data_of(results: Results, comparison: Comparison, numbers: Callable[[Results
     part, compared = comparison.part, [one for one in (comparison.arm, comparison.baseline) if one]
     found = scope_of(results, compared, part.sweep, part.where, part.baseline_where)
     if found is None or (len(compared) == 2 and not pairs_of(found)):
-        return NotPlanned(f"not run at this scale ({results.scale_name})")
+        return not_planned(results)
     scope, arm, where = found.results, found.arms[0], found.where
     if comparison.metric == DIVERGED or part.test in EVENTS:
         return _divergence(found)
@@ -249,11 +169,10 @@ def _shared(found: Scope, comparison: Comparison) -> Error | None:
         errors = found.results.numbers(f"{task}.{name}_stderr,{way}")
         known = [math.hypot(errors[ours], errors[base]) for ours, base in pairs if {ours, base} <= set(errors)]
         return Error(sum(known) / len(known), QUESTIONS) if known and not relative else None
-    column = DOCUMENTS.get(comparison.metric)
-    frame = found.results.remembered("documents", lambda: documents(found.results))
-    if column is None or frame.empty or column not in frame:
+    if (column := BY_DOCUMENT.get(comparison.metric)) is None:
         return None
-    return document_error(frame, pairs, relative=relative, column=column)
+    losses = found.results.remembered(f"documents {column}", lambda: documents(found.results, column))
+    return document_error(losses, pairs, relative=relative)
 
 
 def _slope(found: Scope) -> float | None:

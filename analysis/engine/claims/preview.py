@@ -15,13 +15,14 @@ from scipy import optimize, stats
 
 from fewbits.analysis.engine.claims.hooks import load_hooks
 from fewbits.analysis.engine.claims.judging import measured, printed_effect, resolve
-from fewbits.analysis.engine.claims.pairs import again_noise, pairs_of, scope_of
+from fewbits.analysis.engine.claims.pairs import again_noise
 from fewbits.analysis.engine.claims.schema import BOUNDED, DIRECTIONS, Claim, Comparison, comparisons, load_claims
 from fewbits.analysis.engine.claims.verdicts import MIN_SEEDS
 from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import Differences
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.statistics.estimates import ALPHA, estimate
+from fewbits.analysis.engine.results.places import pairs_of, scope_of
+from fewbits.analysis.engine.statistics import ALPHA, estimate
 from fewbits.common.wording import plural
 
 POWER = 0.80  # the probability with which a test detects a true effect of the minimum detectable size

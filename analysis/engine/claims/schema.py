@@ -14,7 +14,7 @@ their checkpoints are those of a trunk of the study.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -34,7 +34,7 @@ WITHIN = "within"  # compares an arm's own numbers, or a function of two trials,
 TESTS = (*DIRECTIONS, *BOUNDED, WITHIN, *EVENTS, "exact")
 BASELINE = "bf16"
 LOSS = "validation_loss"
-PROBES = "probes"
+SEEDS = Path(__file__).with_name("seeds.yaml")
 DIVERGED = "diverged"  # the metric of the tests `more` and `fewer` without `data`
 
 
@@ -296,6 +296,22 @@ def claim_ids(study: str) -> tuple[str, ...]:
 def studies_with_claims() -> tuple[str, ...]:
     """Return the names of the studies that have a claims.yaml, sorted."""
     return tuple(sorted(path.parent.name for path in STUDIES.glob("*/claims.yaml")))
+
+
+def pilots_of(study: str, scale: str, seeds: Iterable[int]) -> dict[int, str]:
+    """Return {seed: description of the pilot} for those of `seeds` whose results shaped the design of this scale.
+
+    seeds.yaml lists them. A study's claims must not be tested with them, since they are no independent evidence.
+    """
+    known = _pilots(study, scale)
+    return {seed: known[seed] for seed in seeds if seed in known}
+
+
+@cache
+def _pilots(study: str, scale: str) -> Mapping[int, str]:
+    designs = [one for one in yaml.safe_load(SEEDS.read_text("utf-8")) if one["study"] == study]
+    shaped = [pilot for design in designs if scale in design["scales"] for pilot in design["shaped"]]
+    return {seed: pilot["by"] for pilot in shaped for seed in pilot["seeds"]}
 
 
 def comparisons(claim: Claim | ControlClaim, arms: ArmTable | None = None) -> tuple[Comparison, ...]:

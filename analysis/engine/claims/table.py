@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fewbits.analysis.engine.claims.schema import Claim, Margin, Needs, Part, load_claims, studies_with_claims
-from fewbits.analysis.engine.results.amounts import amount
 from fewbits.analysis.engine.results.paper import paper
+from fewbits.common.wording import amount
 
 HEAD = """\
 # Claims

@@ -22,8 +22,16 @@ from dataclasses import replace
 from fewbits.analysis.engine.claims.findings import Finding, Status
 from fewbits.analysis.engine.claims.schema import BOUNDED, DIRECTIONS, EVENTS, WITHIN, Comparison
 from fewbits.analysis.engine.results.data import CannotFail, Differences, Events, Exact, Measured, NoData, NotPlanned
-from fewbits.analysis.engine.statistics.estimates import ALPHA, Estimate, Interval, Side, estimate, fisher
-from fewbits.analysis.engine.statistics.tokens import extra_interval, extra_tokens
+from fewbits.analysis.engine.statistics import (
+    ALPHA,
+    Estimate,
+    Interval,
+    Side,
+    estimate,
+    extra_interval,
+    extra_tokens,
+    fisher,
+)
 
 LEVEL = 1 - 2 * ALPHA
 INACTIVE = "both arms have exactly the same numbers in every pair: the mechanism was not active"

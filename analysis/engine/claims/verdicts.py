@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from fewbits.analysis.engine.claims.findings import UNTESTED, ControlResult, Finding, Outcome, Status, Verdict
 from fewbits.analysis.engine.claims.schema import Claim, Kind
-from fewbits.analysis.engine.statistics.estimates import ALPHA, adjusted
+from fewbits.analysis.engine.statistics import ALPHA, adjusted
 from fewbits.common.wording import plural
 
 MIN_SEEDS = 6

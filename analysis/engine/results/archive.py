@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-from fewbits.analysis.engine.results.evaluation import FILE as EVALUATION
+from fewbits.analysis.engine.results.evaluations import DOCUMENTS
 from fewbits.analysis.engine.results.frames import SCORES, Results
 from fewbits.analysis.engine.results.rows import Standing
 from fewbits.common.wording import plural
@@ -40,7 +40,7 @@ from fewbits.sweeps.planning.stored_plans import decoded, encoded, is_location
 
 NAME = "results.parquet"
 LIMIT = 2 * 2**20  # bytes
-BITS = {"numerics.parquet": 12, EVALUATION: 15, "": 17}  # of a float's 53 that are kept; "": other tables
+BITS = {"numerics.parquet": 12, DOCUMENTS: 15, "": 17}  # of a float's 53 that are kept; "": other tables
 WHOLE_NUMBERS = ("step", "tokens", "block", "document")
 DENSE = {
     "step": "last",
@@ -181,7 +181,7 @@ Reduce = Callable[[pd.DataFrame, Detail], pd.DataFrame]
 REDUCTIONS: dict[str, Reduce] = {
     "metrics.parquet": _thinned,
     "numerics.parquet": _windows,
-    EVALUATION: _documents,
+    DOCUMENTS: _documents,
     PROBE: lambda frame, _: frame[frame["layer"] == WHOLE],
     "precision.parquet": _summed,
     SCORES: lambda frame, _: frame,

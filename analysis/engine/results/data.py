@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fewbits.analysis.engine.statistics.estimates import Error
+from fewbits.analysis.engine.statistics import Error
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ import pandas as pd
 from pyarrow.parquet import ParquetFile
 
 from fewbits.analysis.engine.results.alike import usual_kind
-from fewbits.analysis.engine.results.amounts import amount
 from fewbits.analysis.engine.results.rows import (
     LABELS,
     STANDING,
@@ -31,7 +30,7 @@ from fewbits.analysis.engine.results.rows import (
 )
 from fewbits.common.from_dict import one_of
 from fewbits.common.store_folder import BENCH
-from fewbits.common.wording import enumeration
+from fewbits.common.wording import amount, enumeration
 from fewbits.experiments.environment import environments
 from fewbits.experiments.identity import is_current
 from fewbits.experiments.numerics import label

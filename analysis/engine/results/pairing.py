@@ -14,14 +14,14 @@ import pandas as pd
 from fewbits.analysis.engine.results.alike import why_not_compared
 from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.places import Where, not_planned
 from fewbits.analysis.engine.results.rows import Row, place_name, treatment
-from fewbits.analysis.engine.statistics.estimates import Error, differences, pseudo_values
+from fewbits.analysis.engine.statistics import Error, pseudo_values
 from fewbits.common.from_dict import one_of
 from fewbits.sweeps.planning.store import OVER, State
 
 Metric = str | Mapping[str, float]  # the name of a number in result.json (`tasks.piqa.acc,none`), or {trial id: number}
 Between = Callable[[str, str], float | None]  # (id of the arm's trial, id of the baseline's trial) → their difference
-Where = Mapping[str, str]  # axis → selected value
 
 
 class AlsoDiverged(dict[str, float]):
@@ -112,7 +112,7 @@ def combined(
     """
     by_name = {name: _by_seed(results, sweep, arm) for name, (sweep, arm, _) in arms.items()}
     if not all(by_name.values()):
-        return NotPlanned(f"not run at this scale ({results.scale_name})")
+        return not_planned(results)
     for _, _, metric in arms.values():
         if isinstance(metric, str) and metric not in results.metrics():
             return NoData(f"no trial has recorded the metric {metric}")
@@ -131,14 +131,13 @@ def combined(
     if not by_seed:
         return NoData("; ".join(unique_notes) or "no seed has a finished trial in every arm", trials)
     try:
-        values = pseudo_values(by_seed, combine)
+        values, known = pseudo_values(by_seed, combine), None
+        if len(by_seed) == 1 and noise is not None:
+            row, each = by_seed[0], noise.error / math.sqrt(2)
+            changes = (combine(row | {name: value * (1 + each)}) - values[0] for name, value in row.items())
+            known = Error(math.sqrt(sum(change**2 for change in changes)), noise.df)
     except ValueError as error:
         return NoData(f"no value for the means over all seeds, or over all seeds but one: {error}", trials)
-    known = None
-    if len(by_seed) == 1 and noise is not None:
-        row, each = by_seed[0], noise.error / math.sqrt(2)
-        changes = (combine(row | {name: value * (1 + each)}) - values[0] for name, value in row.items())
-        known = Error(math.sqrt(sum(change**2 for change in changes)), noise.df)
     return Differences(tuple(values), relative, trials, unique_notes, noise=known)
 
 
@@ -236,7 +235,9 @@ def _difference(results: Results, row: Row, other: Row, metric: Metric | Between
     ours, theirs = number(results, row, metric), number(results, other, metric)
     if isinstance(ours, str) or isinstance(theirs, str):
         return "; ".join(value for value in (ours, theirs) if isinstance(value, str))
-    return float(differences([ours], [theirs], relative=relative)[0])
+    if relative and not theirs:
+        return f"{place_name(other)}: the number is 0, so there is no relative difference"
+    return (ours - theirs) / abs(theirs) if relative else ours - theirs
 
 
 def _unfinished(row: Row) -> str:

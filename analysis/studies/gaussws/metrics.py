@@ -7,11 +7,11 @@ from dataclasses import replace
 from math import prod
 
 from fewbits.analysis.engine.claims.hooks import measure, metric
-from fewbits.analysis.engine.claims.pairs import formula, scope_of
+from fewbits.analysis.engine.claims.pairs import formula
 from fewbits.analysis.engine.results.data import CannotFail, Differences, Measured, NoData
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.pairing import AlsoDiverged
-from fewbits.analysis.engine.results.places import not_planned
+from fewbits.analysis.engine.results.places import not_planned, scope_of
 from fewbits.analysis.studies.gaussws.metrics_widths import OURS, Final, finals
 from fewbits.sweeps.planning.store import State
 

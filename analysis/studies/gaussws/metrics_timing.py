@@ -25,7 +25,7 @@ from fewbits.analysis.engine.results.data import Differences, Measured, NoData, 
 from fewbits.analysis.engine.results.frames import Damaged, Results
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.engine.results.places import not_planned
-from fewbits.analysis.engine.statistics.estimates import Interval, median_interval
+from fewbits.analysis.engine.statistics import Interval, median_interval
 from fewbits.analysis.figures.panels import bar_figure
 from fewbits.analysis.figures.theme import STYLES
 from fewbits.analysis.report.items import FigureResult, Picture, Table, TableCell, TableResult, TableRow, Value

@@ -15,7 +15,7 @@ from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.pairing import paired, sample
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.engine.results.places import not_planned, sweep_places
-from fewbits.analysis.engine.statistics.estimates import ALPHA, summary
+from fewbits.analysis.engine.statistics import ALPHA, summary
 from fewbits.analysis.figures import series
 from fewbits.analysis.figures.curves import Line, Panel, PaperMark, Rule, curve_figure
 from fewbits.analysis.figures.series import band_of, means_of

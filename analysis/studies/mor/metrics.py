@@ -21,9 +21,9 @@ import pandas as pd
 from scipy import stats
 
 from fewbits.analysis.engine.claims.hooks import Between, measure, metric
-from fewbits.analysis.engine.claims.pairs import pairs_of, scope_of
 from fewbits.analysis.engine.results.data import Differences, Measured, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results, last_windows
+from fewbits.analysis.engine.results.places import pairs_of, scope_of
 from fewbits.analysis.studies.mor import tensors
 from fewbits.analysis.studies.mor.tensors import (
     DY,

@@ -12,11 +12,12 @@ import numpy as np
 import pandas as pd
 
 from fewbits.analysis.engine.claims.hooks import measure, metric
-from fewbits.analysis.engine.claims.pairs import formula, pairs_of, scope_of
+from fewbits.analysis.engine.claims.pairs import formula
 from fewbits.analysis.engine.results.data import Differences, Measured, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results, last_windows
 from fewbits.analysis.engine.results.pairing import Metric
-from fewbits.analysis.engine.statistics.tokens import extra_tokens
+from fewbits.analysis.engine.results.places import pairs_of, scope_of
+from fewbits.analysis.engine.statistics import extra_tokens
 from fewbits.experiments.evaluation.tasks import TASK_GROUPS
 
 LOSS, BEFORE = "validation_loss", "loss_before_decay"

@@ -13,7 +13,7 @@ from fewbits.analysis.engine.results.data import NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.engine.results.places import sweep_places
-from fewbits.analysis.engine.statistics.estimates import ALPHA, Summary, summary
+from fewbits.analysis.engine.statistics import ALPHA, Summary, summary
 from fewbits.analysis.figures.curves import ROW, Line, Panel, Rule, curve_figure
 from fewbits.analysis.figures.series import band_of, means_of
 from fewbits.analysis.figures.theme import BASELINE, STYLES, Style

@@ -1,4 +1,4 @@
-"""Write counts (`3 trials`), lists (`a, b and c`), durations, differences, and texts without credentials."""
+"""Write counts (`3 trials`, `3.3 M`), lists (`a, b and c`), durations, differences, and texts without credentials."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
+UNITS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
 MISSING = "(none)"  # printed for the value of a field that one side lacks
 
 HIDDEN = "***"
@@ -31,6 +32,15 @@ _ENTRY = re.compile(rf"(['\"](?:{_NAMES})['\"]\s*:\s*)('[^']*'|\"[^\"]*\")", re.
 def plural(count: int, noun: str) -> str:
     """Return the count and the noun, with an s at its end unless the count is 1: `1 trial`, `3 trials`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def amount(count: float) -> str:
+    """Return a count with the letter k, M, B or T for its power of ten, for example 3.3 M, 134 M or 8.5 B."""
+    for unit, size in UNITS:
+        if abs(count) >= size:
+            value = count / size
+            return f"{value:.0f} {unit}" if abs(value) >= 100 else f"{value:.2g} {unit}"
+    return f"{count:g}"
 
 
 def enumeration(items: Iterable[str]) -> str:

@@ -10,7 +10,6 @@ import yaml
 from fewbits.analysis.engine.claims.findings import Status
 from fewbits.analysis.engine.claims.hooks import hooks_of, load_hooks
 from fewbits.analysis.engine.claims.judging import printed_effect
-from fewbits.analysis.engine.claims.pairs import scope_of
 from fewbits.analysis.engine.claims.preview import preview, preview_lines
 from fewbits.analysis.engine.claims.schema import (
     WITHIN,
@@ -30,6 +29,7 @@ from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import Differences
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import STUDIES, paper
+from fewbits.analysis.engine.results.places import scope_of
 from fewbits.sweeps.planning.plan import plan
 from fewbits.sweeps.planning.studies import load_sweeps
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fewbits.analysis.engine.claims.seeds import ledger, pilots_of
+from fewbits.analysis.engine.claims.schema import SEEDS, pilots_of
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.views.provenance import Provenance
 from fewbits.sweeps.planning.plan import plan
@@ -32,7 +32,8 @@ def test_a_shaping_seed_is_named_with_its_run() -> None:
 
 def test_the_ledger_names_scales_that_exist() -> None:
     there = {(path.parents[1].name, path.stem) for path in SCALES}
-    assert {(design.study, scale) for design in ledger() for scale in design.scales} <= there
+    ledger = yaml.safe_load(SEEDS.read_text("utf-8"))
+    assert {(design["study"], scale) for design in ledger for scale in design["scales"]} <= there
 
 
 @pytest.mark.parametrize(("seeds", "named"), [("20,28", "20"), ("28,29", "")])

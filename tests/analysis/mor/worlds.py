@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fewbits.analysis.engine.claims.pairs import PROBE
+from fewbits.analysis.engine.results.places import PROBE
 from fewbits.analysis.studies.mor.tensors import PARTS, high
 from fewbits.kernels.quantizer import Mixture
 from fewbits.models.observer import BINS

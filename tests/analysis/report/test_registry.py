@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
-from fewbits.analysis.engine.statistics.estimates import Interval
+from fewbits.analysis.engine.statistics import Interval
 from fewbits.analysis.report.items import FigureResult, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.report.registry import StudyRegistry, study_registry
 from fewbits.sweeps.planning.plan import Plan

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from fewbits import cli, read
 from fewbits.analysis.engine.claims.findings import Finding, Status
 from fewbits.analysis.engine.claims.judging import judge_study
-from fewbits.analysis.engine.statistics.estimates import Interval
+from fewbits.analysis.engine.statistics import Interval
 from fewbits.analysis.report import files
 from fewbits.analysis.report.declared import declared
 from fewbits.analysis.report.files import replace_folder
