@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from fewbits.analysis.engine.results.frames import read_table
 from fewbits.common.from_dict import one_of
 
 # The columns that say which run a row belongs to, with their descriptions; the frame of trials has them, too.
@@ -29,13 +30,11 @@ LABELS = {
 COLUMNS = {
     "table": "metrics, numerics, precision, evaluation or timing: the file of the run folder",
     "step": "the step, counted from 0; for numerics, the last step of a window",
-    "tokens": "the number of tokens trained until this step, including the trunk's; for evaluation, the number of "
-    "tokens in the document",
+    "tokens": "the tokens trained until this step, including the trunk's; for evaluation, those of the document",
     "layer": "numerics: the name of the linear layer; precision: the name of the parameter or of the linear layer",
     "block": "numerics: the number of the transformer block that contains the layer",
     "part": "numerics: the layer's role in the block: qkv, out, up, down and so on",
-    "slot": "numerics: the operand slot, such as fprop.x, or `weight` for values of the whole layer; precision: "
-    "`parameter`, or `dy` for gradients of outputs",
+    "slot": "the operand slot, such as fprop.x, `weight` for values of the whole layer, or `parameter`",
     "quantizer": "numerics: the quantizer or mixture of the slot",
     "text": "evaluation: validation or ood",
     "document": "evaluation: the number of the document in its text",
@@ -44,41 +43,28 @@ COLUMNS = {
 }
 TABLES = ("metrics", "numerics", "precision", "evaluation", "timing")
 _WHOLE = ("step", "tokens", "block", "document")  # columns of integers
-_VALUES = ("metric", "value")
 
 
-def long_frame(folders: Sequence[Path], labels: pd.DataFrame, tables: Sequence[str]) -> pd.DataFrame:
-    """Return the given tables of these run folders as one frame in long form: one row for each measured number.
+def long_frame(trials: pd.DataFrame, axes: Sequence[str], tables: Sequence[str]) -> pd.DataFrame:
+    """Return these tables of all trials' run folders as one frame in long form: one row for each measured number.
 
-    If a folder lacks the file of a table, the frame has no rows of this table for the folder. labels: a frame with a
-    row for each folder, in order; its columns are those named in LABELS and one for each axis. tables: names from
-    TABLES.
+    A folder without the file of a table adds no rows. trials: as in `Runs`. tables: names from TABLES.
     """
     for table in tables:
         one_of("table", table, TABLES)
     parts, rows = [], []
-    for row, folder in enumerate(folders):
+    for row, folder in enumerate(trials["folder"]):
         for table in tables:
-            if (path := folder / f"{table}.parquet").is_file():
-                parts.append(_melted(_read(path)).assign(table=table))
+            if (path := Path(folder) / f"{table}.parquet").is_file():
+                parts.append(_melted(read_table(path)).assign(table=table))
                 rows += [row] * len(parts[-1])
     long = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     long = long.reindex(columns=[*COLUMNS]).astype(dict.fromkeys(_WHOLE, "Int64") | {"value": "float64"})
     texts = [name for name in COLUMNS if name not in (*_WHOLE, "value")]
     long = long.astype(dict.fromkeys(texts, "category"))  # a study has millions of rows with few different texts
-    named = labels.astype({name: "category" for name in LABELS if name != "seed"}).iloc[rows].reset_index(drop=True)
-    axes = [name for name in named if name not in LABELS]
-    return pd.concat([named[[*LABELS]], long, named[axes]], axis=1)
-
-
-def _read(path: Path) -> pd.DataFrame:
-    try:
-        return pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(
-            f"{path} is damaged ({reason}): remove the run folder that contains this file, and run the trial again"
-        ) from None
+    labels = trials[[*LABELS]].astype({name: "category" for name in LABELS if name != "seed"})
+    labels = labels.join(trials[[axis for axis in axes if axis not in LABELS]]).iloc[rows].reset_index(drop=True)
+    return pd.concat([labels[[*LABELS]], long, labels.drop(columns=[*LABELS])], axis=1)
 
 
 def _melted(frame: pd.DataFrame) -> pd.DataFrame:

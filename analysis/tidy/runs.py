@@ -3,7 +3,6 @@
     sweep = read("my-sweep.yaml")                              # or read("mor", scale="cpu")
     sweep.trials                                               # a row for each place of the sweep
     sweep.metrics.query("metric == 'validation_loss'")         # a row for each evaluation of each place
-    sweep.places[0].axes["recipe.threshold"]                   # 0.03, a float
     sweep.export("my-data", "csv")
 
 Both functions only read the store and never train. tidy/long.py documents the columns.
@@ -13,155 +12,126 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from markupsafe import escape
+from markupsafe import Markup
 
 from fewbits.analysis.engine.results.archive import Archive, read_archive
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.rows import Standing, columns, standing
-from fewbits.analysis.tidy.export import write_export
 from fewbits.analysis.tidy.long import LABELS, TABLES, long_frame
-from fewbits.analysis.tidy.selection import PathLike, selection, whole_store
+from fewbits.common.atomic import folder_atomically
+from fewbits.common.from_dict import one_of
+from fewbits.common.store_folder import store_folder
+from fewbits.common.wording import flat
 from fewbits.experiments.composition import parse_override, spelled
 from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
 from fewbits.experiments.trial import Trial
-from fewbits.sweeps.planning.expand import Cell
-from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.planning.store import OVER
-from fewbits.sweeps.planning.stored_plans import find_plan
+from fewbits.sweeps.planning.stored_plans import FOLDER as PLANS
+from fewbits.sweeps.planning.stored_plans import RUNS, find_plan, runs_named
+from fewbits.sweeps.planning.studies import STUDIES, load_sweeps
 
 if TYPE_CHECKING:
     from fewbits.analysis.report.study_report import StudyReport
     from fewbits.analysis.views.shown_frame import ShownFrame
 
+PathLike = str | os.PathLike[str]
+STORE = "runs"  # the default name of a store's folder
 
-class UnreadableRunWarning(UserWarning):
-    """The warning that a run is missing from the frames, because its config or provenance cannot be read."""
 
-
-@dataclass(frozen=True)
-class Place:
-    """One place of a sweep and its run. For the runs of a whole store, study, scale, sweep, arm and axes are empty."""
-
-    study: str
-    scale: str
-    sweep: str
-    arm: str
-    axes: Mapping[str, Any]  # axis → value: a number, a boolean, a list or text
-    seed: int
-    folder: Path  # the folder of the run; it exists after the run has started
-    state: str  # planned, running, done, failed or diverged
-    result: Mapping[str, Any] | None  # the content of result.json; None if the run is not finished
+def _long(table: str) -> cached_property[pd.DataFrame]:
+    """Return a property of Runs: this table in long form (one row per number; see long.py)."""
+    return cached_property(lambda runs: runs.long(table))
 
 
 @dataclass(frozen=True, eq=False)
 class Runs:
     """The runs of a sweep or of a store, as DataFrames.
 
-    A file is read when a frame first needs it, and its content is kept. To see later changes of the store, call `read`
-    or `runs` again.
+    To see later changes of the store, call `read` or `runs` again.
     """
 
     store: Path
-    places: tuple[Place, ...]
     trials: pd.DataFrame  # a row for each place: run, axes, labels, state, measured numbers, and all settings
-    plan: Plan | None = None  # the sweep's plan; None for a whole store
-    archive: Archive | None = None  # the results.parquet from which the runs were read, instead of a store
+    axes: tuple[str, ...] = ()  # the names of all axes of the sweep; their columns have numbers, booleans or text
+    results: Results | None = None  # of the sweep's plan; None for a whole store
     overrides: tuple[str, ...] = ()  # the overrides that select the sweep
 
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """The names of all axes of the places, in the order in which they first occur."""
-        return _axes_of(self.places)
-
-    @cached_property
-    def metrics(self) -> pd.DataFrame:
-        """Losses, gradient norms and learning rates by step, in long form (one row per number; see long.py)."""
-        return self.long("metrics")
-
-    @cached_property
-    def numerics(self) -> pd.DataFrame:
-        """Statistics of quantization by window of steps, layer and operand slot, in long form (one row per number)."""
-        return self.long("numerics")
-
-    @cached_property
-    def precision(self) -> pd.DataFrame:
-        """Counts of lost weight updates and of zero gradients by step and parameter or layer, in long form.
-
-        An update is lost if, because of rounding, it leaves the weight unchanged.
-        """
-        return self.long("precision")
-
-    @cached_property
-    def evaluation(self) -> pd.DataFrame:
-        """Losses at the end of training by held-out document, in long form (one row per number)."""
-        return self.long("evaluation")
-
-    @cached_property
-    def timing(self) -> pd.DataFrame:
-        """Seconds and tokens per second by step, in long form (one row per number)."""
-        return self.long("timing")
+    metrics = _long("metrics")  # losses, gradient norms and learning rates by step
+    numerics = _long("numerics")  # statistics of quantization by window of steps, layer and operand slot
+    precision = _long("precision")  # counts of weight updates lost to rounding and of zero gradients by step and layer
+    evaluation = _long("evaluation")  # losses at the end of training by held-out document
+    timing = _long("timing")  # seconds and tokens per second by step
 
     def long(self, *tables: str) -> pd.DataFrame:
         """Return these tables as one frame in long form (one row per number); without arguments, all TABLES."""
-        if self.archive is not None:
+        if self.results is not None and isinstance(self.results.files, Archive):
             raise ValueError("the tables of runs are in the store; a report's results.parquet has only parts of them")
-        labels = self.trials[list(dict.fromkeys([*LABELS, *self.axes]))]
-        return long_frame([place.folder for place in self.places], labels, tables or TABLES)
+        return long_frame(self.trials, self.axes, tables or TABLES)
 
     def export(self, folder: PathLike, form: str = "parquet") -> Path:
-        """Write the frame of trials and all long frames into a new folder, and return the folder's path.
+        """Write the frame of trials and each long frame to a new folder, and return the folder's absolute path.
 
-        form: `parquet`, `csv`, or `huggingface` for a folder that `datasets.load_dataset(FOLDER, TABLE)` can load.
+        form: `parquet` or `csv`. Raise ValueError if the folder exists. It appears only when all files are complete.
         """
-        return write_export({"trials": self.trials, **{name: self.long(name) for name in TABLES}}, Path(folder), form)
+        one_of("form", form, ("parquet", "csv"))
+        folder = Path(folder).expanduser().absolute()
+        if folder.exists():
+            raise ValueError(f"{folder} exists; export into a new folder")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with folder_atomically(folder) as partial:
+            for name in ("trials", *TABLES):
+                frame = self.trials if name == "trials" else self.long(name)
+                # Write categories as strings: some programs would read the numbers that pandas stores for them.
+                texts = frame.astype(dict.fromkeys(frame.select_dtypes("category"), "string"))
+                path = partial / f"{name}.{form}"
+                texts.to_csv(path, index=False) if form == "csv" else texts.to_parquet(path, index=False)
+        return folder
 
     def judge(self, claims: PathLike) -> ShownFrame:
         """Compute the verdicts of the user's own claims about these runs, by the rules that apply to studies.
 
         claims: a YAML file with the keys `claims` and `controls`; analysis/engine/claims/schema.py documents them.
         Return a frame with a row for each comparison, which includes the claim's verdict; Jupyter shows the verdicts in
-        full. Raise ValueError for the runs of a whole store.
+        full.
         """
-        from fewbits.analysis.tidy.own_claims import judged
+        from fewbits.analysis.engine.claims.judging import judge_claims
+        from fewbits.analysis.engine.claims.schema import claims_from
+        from fewbits.analysis.views.claims import card
+        from fewbits.analysis.views.shown_frame import finding_row, shown_frame
 
-        if self.plan is None:
-            raise ValueError(
-                "claims compare the arms of one sweep, but these are the runs of a whole store; read a sweep instead: "
-                "fewbits.read('my-sweep.yaml')"
-            )
-        return judged(Path(claims).expanduser(), self._results())
+        results = self._of_sweep
+        verdicts = judge_claims(claims_from(Path(claims).expanduser(), results.plan.sweeps[0].study), results)
+        rows = [finding_row(verdict, finding) for verdict in verdicts.values() for finding in verdict.findings]
+        return shown_frame(rows, ", ".join(verdicts), Markup().join(map(card, verdicts.values())))
 
     @cached_property
     def report(self) -> StudyReport:
         """The report with the study's tables, figures and claims; raise ValueError if the runs are not of a study."""
         from fewbits.analysis.report.study_report import report_of
 
-        if self.plan is None:
-            raise ValueError(
-                "a whole store has no report; read a study instead: fewbits.read('mor', scale='cpu').report"
-            )
-        return report_of(self.plan, self._results(), self.overrides)
+        return report_of(self._of_sweep.plan, self._of_sweep, self.overrides)
 
-    def _results(self) -> Results:
-        assert self.plan is not None
-        return Results(self.plan, self.archive) if self.archive is not None else Results(self.plan)
+    @property
+    def _of_sweep(self) -> Results:
+        if self.results is None:
+            raise ValueError(
+                "a whole store has no arms to compare and no report; read a sweep instead: "
+                "fewbits.read('mor', scale='cpu') or fewbits.read('my-sweep.yaml')"
+            )
+        return self.results
 
     def __repr__(self) -> str:
-        finished = sum(place.state in OVER for place in self.places)
-        sweeps = ", ".join(dict.fromkeys(place.sweep for place in self.places if place.sweep))
+        sweeps = "" if self.results is None else ", ".join(sweep.name for sweep in self.results.plan.sweeps)
         axes = f" over {', '.join(self.axes)}" if self.axes else ""
-        name = f"{sweeps}{axes}: " if sweeps else ""
-        return f"<{name}{finished} of {len(self.places)} runs finished, in {self.store}>"
-
-    def _repr_html_(self) -> str:
-        return f"<p>{escape(repr(self)[1:-1])}</p>{self.trials.to_html(max_rows=10, max_cols=20, index=False)}"
+        finished = int(self.trials["state"].isin(OVER).sum()) if len(self.trials) else 0
+        return f"<{f'{sweeps}{axes}: ' * bool(sweeps)}{finished} of {len(self.trials)} runs finished, in {self.store}>"
 
 
 def read(sweep: PathLike, *overrides: str, scale: str | None = None, runs: PathLike | None = None) -> Runs:
@@ -174,23 +144,26 @@ def read(sweep: PathLike, *overrides: str, scale: str | None = None, runs: PathL
     runs: the store. By default it is the store that the sweep file names, or else the folder `runs` in the working
         directory or in the nearest parent directory that has one.
     """
-    archive = None
     if os.fspath(sweep).endswith(".parquet"):
         archive = read_archive(Path(sweep).expanduser())
-        plan, selected = archive.plan, list(archive.overrides)
+        results, selected = Results(archive.plan, archive), archive.overrides
     else:
-        selected = selection(sweep, overrides, scale, runs)
-        plan = find_plan(selected)
-    places, rows = [], []
+        name = f"study={sweep}" if sweep in STUDIES else os.fspath(sweep)
+        selected = (name, *overrides, *([f"scale={scale}"] if scale else []))
+        store = Path(runs) if runs else None if _names_store(selected) else _nearest_store()
+        if store:
+            selected += (f"{RUNS}={spelled(str(store_folder(str(store)).absolute()))}",)
+        results = Results(find_plan(selected))
+    plan = results.plan
+    axes = tuple(dict.fromkeys(axis for member in plan.members for axis, _ in member.cell.axes))
+    rows = []
     for member in plan.members:
         planned, cell = plan.trials[member.id], member.cell
-        at = standing(planned.folder) if archive is None else archive.standing(planned)
-        of_sweep = (member.study, member.scale, cell.sweep, cell.arm)
-        place = _place(planned.folder, cell.seed, at, of_sweep, _axes(cell))
-        places.append(place)
-        rows.append(_row(place, planned.folder, planned.trial, at))
-    trials = _axes_first(pd.DataFrame(rows), places)
-    return Runs(plan.store, tuple(places), trials, plan, archive, tuple(selected))
+        labels = {"study": member.study, "scale": member.scale, "sweep": cell.sweep, "arm": cell.arm}
+        values = {axis: _typed(text) for axis, text in cell.axes}
+        rows.append(_row(planned.folder, planned.trial, results.files.standing(planned), labels, values))
+    trials = pd.DataFrame(rows)
+    return Runs(plan.store, trials[list(dict.fromkeys(["run", *axes, *trials]))], axes, results, selected)
 
 
 def runs(store: PathLike | None = None) -> Runs:
@@ -199,71 +172,59 @@ def runs(store: PathLike | None = None) -> Runs:
     store: the store's folder. By default it is the folder `runs` in the working directory or in the nearest parent
         directory that has one.
     """
-    folder = whole_store(store)
-    places, rows = [], []
+    folder = store_folder(os.fspath(store)).absolute() if store else _nearest_store()
+    if folder is None or not folder.is_dir():
+        raise ValueError(
+            f"no store: {folder or f'neither {Path.cwd()} nor a folder above it has a folder {STORE}/ with runs'}; "
+            "pass the path of the store"
+        )
+    rows, labels = [], dict.fromkeys(("study", "scale", "sweep", "arm"), "")
     for path in sorted(path.parent for path in folder.glob("*-*/provenance.json")):
         try:
             run, trial = opened(path), saved_trial(path)
         except (OSError, ValueError) as error:
-            warnings.warn(f"{error}; this run is missing from the frames", UnreadableRunWarning, stacklevel=2)
+            warnings.warn(f"{error}; this run is missing from the frames", stacklevel=2)
             continue
-        places.append(_place(run, trial.seed, at := standing(run)))
-        rows.append(_row(places[-1], run, trial, at))
-    return Runs(folder, tuple(places), pd.DataFrame(rows, columns=None if rows else [*LABELS]))
+        rows.append(_row(run, trial, standing(run), labels, {}))
+    return Runs(folder, pd.DataFrame(rows, columns=None if rows else [*LABELS, "folder"]))
 
 
-def _place(
-    folder: RunFolder,
-    seed: int,
-    at: Standing,
-    of_sweep: tuple[str, str, str, str] = ("", "", "", ""),
-    axes: Mapping[str, Any] | None = None,
-) -> Place:
-    """Return the Place of a run, with its state and result. of_sweep: (study, scale, sweep, arm)."""
-    result = folder.result() if at.state in OVER else None
-    return Place(*of_sweep, axes or {}, seed, folder.path, at.state, result)
-
-
-def _axes(cell: Cell) -> dict[str, Any]:
-    """Return {axis: value} of a cell; values are converted to the types that Hydra gives them, for example "1" to 1."""
-    return {axis: _typed(text) for axis, text in cell.axes}
+def _row(
+    folder: RunFolder, trial: Trial, at: Standing, labels: Mapping[str, Any], axes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the row of a run in the frame of trials: labels, axes, state, measured numbers and settings."""
+    numbers = columns(folder, trial, at)
+    of_run = {"run": folder.path.name, **labels, "seed": trial.seed}
+    of_run |= {"model": numbers["model"], "recipe": numbers["recipe"], "data": trial.data.kind}
+    # An axis may have the name of a label, for example `recipe`; the label is kept.
+    row = {**axes, **of_run, "id": folder.id, **numbers}
+    # Settings at the top level, such as the seed, are already in the labels.
+    settings = {name: value for name, value in flat(trial.to_dict()) if "." in name and not isinstance(value, Mapping)}
+    row |= {name: spelled(value) if isinstance(value, list) else value for name, value in settings.items()}
+    del row["computed"]
+    return row
 
 
 def _typed(text: str) -> Any:
+    """Return the value of an axis with the type that Hydra gives it, for example 1 for "1"."""
     try:
         return parse_override(f"axis={text}").value()
     except ValueError:  # values of some axes are names of bundles of overrides, which may be any text
         return text
 
 
-def _row(place: Place, folder: RunFolder, trial: Trial, at: Standing) -> dict[str, Any]:
-    """Return the row of a place in the frame of trials: labels, axes, state, measured numbers and settings."""
-    labels = {name: getattr(place, name) for name in ("study", "scale", "sweep", "arm", "seed")}
-    measured = {name: value for name, value in columns(folder, trial, at).items() if name != "computed"}
-    of_trial = {"model": measured.pop("model"), "recipe": measured.pop("recipe"), "data": trial.data.kind}
-    settings = dict(_settings(trial.to_dict()))
-    of_run = {**labels, **of_trial}
-    # An axis may have the name of a label, for example `recipe`; the label is kept.
-    axes = {axis: value for axis, value in place.axes.items() if axis not in of_run}
-    return {"run": place.folder.name, **of_run, **axes, "id": folder.id, **measured, **settings}
+def _names_store(overrides: Sequence[str]) -> bool:
+    """Tell whether the overrides, or the definition of the sweep that they select, name a store."""
+    if runs_named(overrides) is not None:
+        return True
+    try:
+        sweeps, _ = load_sweeps(overrides)
+    except ValueError:  # the name of a multirun, which has no sweep file; other errors are reported later
+        return False
+    return any(runs_named(sweep.overrides) is not None for sweep in sweeps)
 
 
-def _axes_first(trials: pd.DataFrame, places: Sequence[Place]) -> pd.DataFrame:
-    """Return the frame of trials with its columns in a new order: run, the axes, then all others."""
-    return trials[list(dict.fromkeys(["run", *_axes_of(places), *trials]))]
-
-
-def _axes_of(places: Sequence[Place]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(axis for place in places for axis in place.axes))
-
-
-def _settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of all nested settings, with dotted names as for `fewbits train`; lists become text.
-
-    values: a nested dictionary of settings. prefix: the dotted name of this dictionary with a final dot.
-    """
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _settings(value, f"{prefix}{key}.")
-        elif prefix:  # settings at the top level, such as the seed, are already in the labels
-            yield f"{prefix}{key}", spelled(value) if isinstance(value, list | tuple) else value
+def _nearest_store() -> Path | None:
+    """Return the nearest store in or above the working directory; other tools also name their folders `runs`."""
+    folders = (folder / STORE for folder in (Path.cwd(), *Path.cwd().parents))
+    return next((one for one in folders if (one / PLANS).is_dir() or any(one.glob("*-*/provenance.json"))), None)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from fewbits.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from fewbits.analysis.tidy.runs import Place as Place
     from fewbits.analysis.tidy.runs import Runs as Runs
     from fewbits.analysis.tidy.runs import read as read
     from fewbits.analysis.tidy.runs import runs as runs
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from fewbits.models.recipe import Recipe as Recipe
 
 _DEFINED_IN = {  # module → the public names that it defines
-    "fewbits.analysis.tidy.runs": ("Place", "Runs", "read", "runs"),
+    "fewbits.analysis.tidy.runs": ("Runs", "read", "runs"),
     "fewbits.experiments.config": ("load_recipe", "load_trial"),
     "fewbits.experiments.evaluation.evaluate": ("evaluate",),
     "fewbits.kernels.accumulators": ("product",),

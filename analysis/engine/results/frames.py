@@ -58,6 +58,18 @@ class Damaged(ValueError):
     """
 
 
+def read_table(path: Path) -> pd.DataFrame:
+    """Return the table of a Parquet file; raise Damaged if it cannot be read."""
+    try:
+        # For thousands of small files, this is three times faster than pandas.read_parquet.
+        return ParquetFile(path).read(use_threads=False).to_pandas(use_threads=False)
+    except (OSError, ValueError) as error:
+        raise Damaged(
+            f"{path} is damaged ({str(error).partition(chr(10))[0]}): remove the run folder that contains this file, "
+            "and run the sweep again"
+        ) from None
+
+
 @dataclass
 class Files:
     """Read the run folders of a store; each file once, since several places of a plan may have the same trial."""
@@ -65,17 +77,9 @@ class Files:
     tables: dict[Path, pd.DataFrame] = field(default_factory=dict)
 
     def read(self, path: Path) -> pd.DataFrame:
-        """Return the table of a Parquet file; raise Damaged if it cannot be read."""
+        """Return the table of a Parquet file, with the averages that MOVING names."""
         if path not in self.tables:
-            try:
-                # For thousands of small files, this is three times faster than pandas.read_parquet.
-                frame = ParquetFile(path).read(use_threads=False).to_pandas(use_threads=False)
-            except (OSError, ValueError) as error:
-                reason = str(error).partition("\n")[0]
-                raise Damaged(
-                    f"{path} is damaged ({reason}): remove the run folder that contains this file, and run the sweep "
-                    "again"
-                ) from None
+            frame = read_table(path)
             averages = {f"{name}_average": name for name in MOVING if path.name == METRICS and name in frame}
             self.tables[path] = frame.assign(
                 **{new: frame[name].ewm(alpha=MOVING[name], adjust=False).mean() for new, name in averages.items()}

@@ -70,7 +70,7 @@ def test_a_notebook_has_a_cell_for_each_item_and_no_private_output(original: Mad
 def test_the_notebook_reads_the_file_beside_it(original: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(original.folder)
     runs = read("results.parquet")
-    assert {place.state for place in runs.places} == {"done"}
+    assert set(runs.trials["state"]) == {"done"}
     assert runs.report.table("Table 2")["ours"].notna().any()
     with pytest.raises(ValueError, match="in the store"):
         _ = runs.metrics

@@ -1,4 +1,4 @@
-"""Test runs as DataFrames: typed axis values, equal columns of all long frames, and exports that other tools read."""
+"""Test runs as DataFrames: typed axis values, equal columns of all long frames, and exports."""
 
 import shutil
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 import fewbits
 from fewbits.analysis.tidy.long import COLUMNS, LABELS
-from fewbits.analysis.tidy.runs import Runs, UnreadableRunWarning
+from fewbits.analysis.tidy.runs import Runs
 from fewbits.sweeps.planning.stored_plans import find_plan, save_plan
 from tests.messages import names
 
@@ -31,23 +31,15 @@ def sweep(project: Path) -> Runs:
     return fewbits.read(project / "tiny.yaml", runs=project / "runs")
 
 
-def test_a_sweep_is_read_by_its_file_with_typed_places(sweep: Runs, project: Path) -> None:
-    assert sweep.store == project / "runs"
-    place = next(place for place in sweep.places if place.arm == "mor" and place.seed == 1)
-    assert place.axes == {"recipe.threshold": 0.0001}
-    assert (place.study, place.scale, place.sweep, place.state) == ("mor", "smoke", "tiny", "done")
-    assert place.folder.parent == project / "runs"
-    assert place.result is not None
-    assert place.result["step"] == 4
-    assert {place.state for place in sweep.places if place.arm == "wild"} == {"diverged"}
-
-
-def test_the_frame_of_trials_has_axes_results_and_settings(sweep: Runs) -> None:
+def test_the_frame_of_trials_has_axes_results_and_settings(sweep: Runs, project: Path) -> None:
     trials = sweep.trials
+    assert sweep.store == project / "runs"
     assert list(trials)[: len(LABELS) + 1] == ["run", "recipe.threshold", *list(LABELS)[1:]]
     assert trials["recipe.threshold"].dtype == float
-    assert len(trials) == len(sweep.places) == 8
+    assert len(trials) == 8
     assert set(trials["training.steps"]) == {4}
+    assert set(trials["scale"]) == {"smoke"}
+    assert set(trials[trials["arm"] == "wild"]["state"]) == {"diverged"}
     done = trials[trials["state"] == "done"]
     assert done["validation_loss"].between(0, 10).all()
     assert done.groupby(["arm", "recipe.threshold"], dropna=False, sort=False)["loss"].count().to_list() == [2, 2, 2]
@@ -65,9 +57,9 @@ def test_long_frames_share_one_schema(sweep: Runs) -> None:
 
 
 def test_a_long_frame_has_the_numbers_of_the_run_folders(sweep: Runs) -> None:
-    place = next(place for place in sweep.places if place.arm == "mor")
-    of_run = sweep.metrics.query("run == @place.folder.name and metric == 'loss'")
-    written = pd.read_parquet(place.folder / "metrics.parquet")
+    trial = sweep.trials[sweep.trials["arm"] == "mor"].iloc[0]
+    of_run = sweep.metrics[(sweep.metrics["run"] == trial["run"]) & (sweep.metrics["metric"] == "loss")]
+    written = pd.read_parquet(Path(trial["folder"]) / "metrics.parquet")
     assert of_run["value"].to_list() == written["loss"].to_list()
     assert of_run["step"].to_list() == written["step"].to_list()
     bins = sweep.numerics[sweep.numerics["metric"].astype(str).str.startswith("histogram.")]
@@ -91,11 +83,13 @@ def test_the_nearest_store_is_used(project: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(below)
     assert fewbits.runs().store == project / "runs"
     assert fewbits.read("../../tiny.yaml").store == project / "runs"
+    named = (project / "tiny.yaml").read_text().replace("overrides:", f"overrides:\n  - runtime.runs={tmp_path}", 1)
+    (tmp_path / "named.yaml").write_text(named)
+    assert fewbits.read(tmp_path / "named.yaml").store == tmp_path, "the sweep file names another store"
     monkeypatch.chdir(tmp_path)
-    assert fewbits.read(project / "tiny.yaml").store == project / "runs", "the store is in the sweep file's folder"
     with pytest.raises(ValueError, match="no store"):
         fewbits.runs()
-    with pytest.raises(ValueError, match="no such folder"):
+    with pytest.raises(ValueError, match=r"no store.*elsewhere"):
         fewbits.runs("elsewhere")
 
 
@@ -104,9 +98,7 @@ def test_places_without_a_run_are_planned(project: Path, tmp_path: Path, capsys:
     sweep = fewbits.read(tmp_path / "more.yaml", runs=project / "runs")
     assert names(capsys.readouterr().err, "no plan", "fewbits sweep more.yaml")
     assert sweep.trials["state"].value_counts()["planned"] == 4
-    assert not any(place.folder.exists() or place.result for place in sweep.places if place.seed == 2)
     assert names(repr(sweep), "more", "recipe.threshold", "8 of 12")
-    assert "8 of 12" in sweep._repr_html_()
 
 
 def test_a_run_that_cannot_be_read_is_named_and_left_out(project: Path, tmp_path: Path) -> None:
@@ -114,59 +106,38 @@ def test_a_run_that_cannot_be_read_is_named_and_left_out(project: Path, tmp_path
     damaged, other = sorted(path.parent for path in store.glob("*/provenance.json"))[:2]
     (damaged / "provenance.json").write_text("{")
     (other / "config.yaml").unlink()
-    with pytest.warns(UnreadableRunWarning) as warned:
+    with pytest.warns(UserWarning, match="missing from the frames") as warned:
         runs = fewbits.runs(store)
-    assert len(runs.places) == 6
+    assert len(runs.trials) == 6
     texts = sorted(str(warning.message) for warning in warned)
     assert names(texts[0], str(damaged / "provenance.json"))
     assert names(texts[1], str(other), "config.yaml")
 
 
-@pytest.mark.parametrize("form", ["parquet", "csv", "huggingface"])
-def test_an_axis_may_be_a_label(project: Path, tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_an_axis_may_be_a_label_and_an_export_holds_the_frames(project: Path, tmp_path: Path, form: str) -> None:
     text = (project / "tiny.yaml").read_text().partition("axes:")[0]
     (project / "recipes.yaml").write_text(f"{text}axes: {{recipe: [bf16, mor/tensor], data: [synthetic]}}\n")
     sweep = fewbits.read(project / "recipes.yaml", runs=project / "runs")
     assert list(sweep.trials)[:3] == ["run", "recipe", "data"]
     assert list(sweep.trials["recipe"]) == ["bf16", "bf16", "mor/tensor", "mor/tensor"]
     assert list(sweep.metrics) == [*LABELS, *COLUMNS]
-    assert set(sweep.metrics["recipe"]) >= {"bf16"}
-    folder = sweep.export(tmp_path / "out", form)
-    load, suffix = (pd.read_csv, "csv") if form == "csv" else (pd.read_parquet, "parquet")
-    assert list(load(folder / f"metrics.{suffix}")) == list(sweep.metrics)
-    assert list(load(folder / f"trials.{suffix}")) == list(sweep.trials)
-
-
-@pytest.mark.parametrize("form", ["parquet", "csv"])
-def test_an_export_holds_the_frames(sweep: Runs, tmp_path: Path, form: str) -> None:
     folder = sweep.export(tmp_path / "out", form)
     load = pd.read_csv if form == "csv" else pd.read_parquet
     metrics = load(folder / f"metrics.{form}")
     assert list(metrics) == list(sweep.metrics)
+    assert set(metrics["recipe"]) >= {"bf16"}
     assert metrics["value"].to_list() == pytest.approx(sweep.metrics["value"].to_list())
-    assert len(load(folder / f"trials.{form}")) == 8
-    assert "`metric`" in (folder / "README.md").read_text()
+    assert list(load(folder / f"trials.{form}")) == list(sweep.trials)
     with pytest.raises(ValueError, match="new folder"):
         sweep.export(folder)
-    with pytest.raises(ValueError, match=r"'xlsx'.*huggingface"):
+    with pytest.raises(ValueError, match=r"'xlsx'.*csv"):
         sweep.export(tmp_path / "other", "xlsx")
-
-
-def test_an_export_loads_as_a_data_set(sweep: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    import datasets
-
-    folder = sweep.export(tmp_path / "out", "huggingface")
-    loaded = datasets.load_dataset(str(folder), "metrics", split="train", cache_dir=str(tmp_path / "cache"))
-    assert loaded.num_rows == len(sweep.metrics)
-    assert loaded[0]["metric"] == sweep.metrics["metric"].iloc[0]
-    tables = ["trials", "metrics", "numerics", "precision", "evaluation", "timing"]
-    assert datasets.get_dataset_config_names(str(folder)) == tables
 
 
 def test_a_study_is_read_by_its_name_and_has_its_report(tmp_path: Path) -> None:
     mor = fewbits.read("mor", "sweep=ablations", scale="smoke", runs=tmp_path / "runs")
     assert mor.report.study == "mor"
-    assert {place.state for place in mor.places} == {"planned"}
+    assert set(mor.trials["state"]) == {"planned"}
     assert mor.metrics.empty
     assert list(mor.metrics)[: len(LABELS)] == list(LABELS)
