@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from fewbits.analysis.figures.theme import SMALL, TEXT, WIDTH, theme
+from fewbits.analysis.figures.theme import SMALL, TEXT, WIDTH, ink, theme
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.models.recipe import Recipe, Slot
 
@@ -78,6 +79,20 @@ class Drawing:
         )
         if words:
             self.text(x + width / 2, y + height / 2, words, at="center", va="center_baseline", zorder=3, **options)
+
+    def grid(
+        self, x: float, top: float, cell: tuple[float, float], words: Any, fills: Any = "none", **options: Any
+    ) -> None:
+        """Draw a grid of boxes whose upper left corner is (x, top).
+
+        cell: the width and height of a box. words: the texts by row and column. fills: the colours by row and column,
+        or one colour for all; on a colour of four numbers, text is black or white. options: those of `box`.
+        """
+        width, height = cell
+        for (i, j), text in np.ndenumerate(np.asarray(words, object)):
+            fill = fills if isinstance(fills, str) else fills[i][j]
+            color: dict[str, Any] = {} if isinstance(fill, str) else {"color": ink(fill)}
+            self.box(x + j * width, top - (i + 1) * height, width, height, text, fill=fill, **color, **options)
 
     def arrow(
         self, start: tuple[float, float], end: tuple[float, float], *, style: str = "-|>", edge: str = "quiet"

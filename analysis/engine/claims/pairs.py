@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import median
 
 from fewbits.analysis.engine.claims.schema import DIVERGED, EVENTS, LOSS, Comparison
 from fewbits.analysis.engine.results.data import Differences, Events, Measured, NoData, NotPlanned
@@ -117,6 +118,34 @@ def formula(
         for name, (sweeps, arm, metric) in arms.items()
     }
     return combined(results, chosen, combine, relative=relative, noise=again_noise(results, results, LOSS, True))
+
+
+def score_distance(
+    results: Results,
+    arms: Sequence[str],
+    baseline: str,
+    names: Sequence[str],
+    sweeps: Sequence[str] = (),
+    where: Where | None = None,
+) -> Differences | NoData | NotPlanned:
+    """Return, by seed, the median over arms and tasks of |score − the baseline's score|, in points.
+
+    names: the metrics of the tasks. sweeps, where: as for `scope_of`.
+    """
+    by_seed: dict[int, list[float]] = {}
+    ids: list[str] = []
+    for arm in arms:
+        found = scope_of(results, (arm, baseline), sweeps, where)
+        if found is None:
+            return NotPlanned(f"not run at this scale ({results.scale_name})")
+        seeds = {member.id: member.cell.seed for member in found.results.members}
+        scores = [found.results.numbers(name) for name in names]
+        for ours, base in pairs_of(found):
+            ids += [ours, base]
+            points = [100 * abs(one[ours] - one[base]) for one in scores if {ours, base} <= set(one)]
+            by_seed.setdefault(seeds[ours], []).extend(points)
+    values, trials = tuple(median(one) for one in by_seed.values() if one), tuple(dict.fromkeys(ids))
+    return Differences(values, trials=trials, observed=True) if values else NoData("no stored scores", trials)
 
 
 def _divergence(found: Scope) -> Events | NoData:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from itertools import product
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,13 +17,14 @@ from torch import Tensor
 from fewbits.analysis.engine.claims.hooks import exact
 from fewbits.analysis.engine.results.data import Exact
 from fewbits.analysis.studies.gaussws import theory
-from fewbits.analysis.studies.gaussws.theory import SQUARE, TAUS, Swallowed, noise
+from fewbits.analysis.studies.gaussws.theory import SQUARE, TAUS, noise
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise
 
 ROUNDED = 1e-6  # the greatest error of ∂L/∂b, relative to its largest possible value, that sums in float32 may cause
 INT4 = "e1m2"  # with one exponent bit the grid is uniform: 0, ±1 … ±7 steps
 SHAPE = (3 * SQUARE + 5, 2 * SQUARE + 9)  # not a multiple of the squares' side, so squares at two edges are smaller
+SQUARES = (-(-SHAPE[0] // SQUARE), -(-SHAPE[1] // SQUARE))  # the rows and columns of squares
 
 
 # -------------------------------------------------------------------------------- G1 to G4
@@ -52,62 +54,60 @@ def g2() -> Exact:
     uniform = _swallowed_noise((3, 4, 4.5, 4.99), theory.UNIFORM_4_BITS)
     ends = _swallowed_noise((9,), (1.0, 2.0)), _swallowed_noise((5,), theory.UNIFORM_4_BITS)
     drawn = [theory.by_kernel(bits, "gaussian") for bits in (4, 6, 8, 8.99)]
-    agrees = all(one.defined and not one.swallowed.count for one in drawn)
-    some, some_uniform = ("some are" if one.count else "none is" for one in ends)
+    agrees = all(one.defined and not one.swallowed.any() for one in drawn)
+    some, some_uniform = ("some are" if one.any() else "none is" for one in ends)
     what = (
-        f"of {below.cases:,} cases below 9 bits {below.count or 'none'} are lost, and {some} at 9 bits; of "
-        f"{uniform.cases:,} cases of 4-bit uniform noise below 5 bits {uniform.count or 'none'} are lost, and "
+        f"of {len(below):,} cases below 9 bits {int(below.sum()) or 'none'} are lost, and {some} at 9 bits; of "
+        f"{len(uniform):,} cases of 4-bit uniform noise below 5 bits {int(uniform.sum()) or 'none'} are lost, and "
         f"{some_uniform} at 5 bits; the kernel {'agrees' if agrees else 'does not agree'}"
     )
     at_nine = theory.swallowed_noise(9)
     beside = {bits: theory.swallowed_noise(bits, beside_grid=True) for bits in (8, 8.5, 8.99)}
     whole = {bits: theory.by_kernel(bits, "uniform").swallowed for bits in (4.0, 6.0, 8.0)}
     notes = (
-        f"at 9 bits noise is lost in {at_nine.count:,} of {at_nine.cases:,} cases. They are ties: the maximum is a "
+        f"at 9 bits noise is lost in {int(at_nine.sum()):,} of {len(at_nine):,} cases. They are ties: the maximum is a "
         "power of two, so the noise is half a step",
         "weights between the points of BF16's grid, such as FP32 master weights, keep all noise only up to 8 bits "
         f"(b < m + 1 + τ): in the upper {theory.BINADES} binades the share of lost noise is {_by_bits(beside)}",
         f"of DiffQ's noise of 16 bits, which is used in training here, the cast swallows {_by_bits(whole)} bits",
     )
-    return Exact(not below.count and not uniform.count and agrees and all(one.count for one in ends), what, notes)
+    return Exact(not below.any() and not uniform.any() and agrees and all(one.any() for one in ends), what, notes)
 
 
-def _swallowed_noise(widths: tuple[float, ...], magnitudes: tuple[float, ...]) -> Swallowed:
-    return Swallowed.total(theory.swallowed_noise(bits, magnitude) for bits in widths for magnitude in magnitudes)
+def _swallowed_noise(widths: tuple[float, ...], magnitudes: tuple[float, ...]) -> Tensor:
+    return torch.cat([theory.swallowed_noise(*case) for case in product(widths, magnitudes)])
 
 
-def _by_bits(found: dict[float, Swallowed]) -> str:
-    return ", ".join(f"{f'{one.share:.2%}' if one.count else 'none'} at {bits:g}" for bits, one in found.items())
+def _by_bits(lost: dict[float, Tensor]) -> str:
+    return ", ".join(f"{f'{_share(one):.2%}' if one.any() else 'none'} at {bits:g}" for bits, one in lost.items())
+
+
+def _share(lost: Tensor) -> float:
+    return float(lost.double().mean())
 
 
 @exact("gaussws", "G3")
 def g3() -> Exact:
     """Check Lemma 2 and Proposition 3, for noise whose smallest magnitude is 2^τ, and Table C.1."""
-    small = Swallowed.total(
-        theory.swallowed_weights(bits, 0, magnitude, tau)
-        for bits in (3, 4, 4.3, 5.7, 6, 9)
-        for magnitude in (1.0, 2.0)
-        for tau in TAUS
-    )
-    cases = [(bits, tau) for bits in theory.WIDTHS for tau in TAUS]
-    flows = [theory.underflows(bits, tau) for bits, tau in cases]
-    gone = sum(weights + sampled for weights, sampled in flows)
+    below_nine = product((3, 4, 4.3, 5.7, 6, 9), (1.0, 2.0), TAUS)
+    small = torch.cat([theory.swallowed_weights(bits, 0, magnitude, tau) for bits, magnitude, tau in below_nine])
+    cases = list(product(theory.WIDTHS, TAUS))
+    gone = sum(sum(theory.underflows(bits, tau)) for bits, tau in cases)
     fits = all(
         theory.least_exponent_bits(bits, after_noise=after, tau=tau)
         == theory.exponent_bits(bits, after_noise=after, tau=tau)
-        for bits, tau in cases
-        for after in (False, True)
+        for (bits, tau), after in product(cases, (False, True))
     )
     cells = [pair for row in theory.table_c1_rows().values() for pair in row]
     same = sum(ours == printed for ours, printed in cells)
     what = (
-        f"for τ = {', '.join(map(str, TAUS))}: {small.count or 'none'} of {small.cases:,} small weights above the "
+        f"for τ = {', '.join(map(str, TAUS))}: {int(small.sum()) or 'none'} of {len(small):,} small weights above the "
         f"cut-off are lost; with Proposition 3's exponent bits {gone or 'none'} of the kernel's values "
         f"become zero, and a search finds {'the same' if fits else 'other'} exponent bits; {same} of {len(cells)} "
         "entries of Table C.1 are the same"
     )
-    lower = [theory.swallowed_weights(5.7, -1, magnitude).share for magnitude in (1.0, 2.0)]
-    uniform = theory.swallowed_weights(5.7, 0, 8.0, -4).share
+    lower = [_share(theory.swallowed_weights(5.7, -1, magnitude)) for magnitude in (1.0, 2.0)]
+    uniform = _share(theory.swallowed_weights(5.7, 0, 8.0, -4))
     ties = [theory.least_mantissa_bits(bits, ties=True) for bits in (3, 8)]
     notes = (
         f"one binade below Lemma 2's cut-off {lower[0]:.0%} of the weights are lost for |R| = 1 and {lower[1]:.0%} for "
@@ -117,15 +117,15 @@ def g3() -> Exact:
         f"maximum is a power of two, ties swallow noise; keeping this noise, too, takes {ties[0]} bits instead of 1 at "
         f"b = 3 and {ties[1]} instead of 6 at b = 8",
     )
-    return Exact(not small.count and not gone and fits and same == len(cells), what, notes)
+    return Exact(not small.any() and not gone and fits and same == len(cells), what, notes)
 
 
 @exact("gaussws", "G4")
 def g4() -> Exact:
     """Check Proposition 4, for noise whose smallest magnitude is 2^τ."""
-    found = [theory.below_cutoff(bits, tau) for bits in (3, 4, 6, 9) for tau in TAUS]
-    weights, noisy, gone, without, kept = (sum(counts) for counts in zip(*found, strict=True))
-    unchanged = all(one.kept == one.weights - one.noisy for one in found) and kept == weights - noisy
+    found = [theory.below_cutoff(bits, tau) for bits, tau in product((3, 4, 6, 9), TAUS)]
+    unchanged = all(kept == weights - noisy for weights, noisy, _, _, kept in found)
+    weights, noisy, gone, without, _ = map(sum, zip(*found, strict=True))
     bound = float(1 - theory.generated()[0])
     what = (
         f"for τ = {', '.join(map(str, TAUS))}: of {weights:,} weights below the cut-off {noisy / weights:.1%} have "
@@ -146,9 +146,8 @@ def weights(seed: int = 0, shape: tuple[int, int] = SHAPE) -> Tensor:
 
 def parted(w: Tensor, block: str, grid: str = INT4) -> int:
     """Return in how many elements Q(w) and Q(wᵀ)ᵀ differ; Q quantizes in blocks of this shape, such as 1x32."""
-    there = fake_quantize(w, f"{grid}:{block}:amax")
-    back = fake_quantize(w.T.contiguous(), f"{grid}:{block}:amax").T
-    return int((there != back).sum())
+    there, back = (fake_quantize(x.contiguous(), f"{grid}:{block}:amax") for x in (w, w.T))
+    return int((there != back.T).sum())
 
 
 @exact("gaussws", "G5")
@@ -166,40 +165,26 @@ def g5() -> Exact:
 # -------------------------------------------------------------------------------- G6: gradients
 
 
-class Gradients(NamedTuple):
-    """The kernel's gradients compared with automatic differentiation of eq. 3 in float64, with the R of forward."""
+def gradients(kind: Literal["gaussian", "uniform"], seed: int = 5) -> tuple[float, float]:
+    """Compare the kernel's gradients with automatic differentiation of eq. 3 in float64, with the R of forward.
 
-    squares: int  # the number of blocks of 32×32 weights, each of which has a bit width
-    # The greatest |∂L/∂b of the kernel − ∂L/∂b in float64| / (ln 2 · s · Σ|g·R|). The divisor is the largest possible
-    # |∂L/∂b|: s is the factor of the noise, g the gradient of ŵ, and Σ is over the weights of the square. Only if the
-    # backward pass draws the R of the forward pass is it small.
-    bits: float
-    weights: float  # the greatest difference between ∂L/∂w and ∂L/∂ŵ
-
-
-def gradients(kind: Literal["gaussian", "uniform"], seed: int = 5) -> Gradients:
-    """Compare the gradients for random weights, bit widths and gradients of ŵ."""
-    w = weights(seed).requires_grad_()
-    grid = tuple(-(-n // SQUARE) for n in SHAPE)
-    widths = torch.linspace(3, 9, math.prod(grid)).view(grid).requires_grad_()
+    Weights, bit widths and gradients of ŵ are random. Return the greatest |∂L/∂b of the kernel − ∂L/∂b in float64| /
+    (ln 2 · s · Σ|g·R|), and the greatest difference between ∂L/∂w and ∂L/∂ŵ. The divisor is the largest possible
+    |∂L/∂b|: s is the factor of the noise, g the gradient of ŵ, and Σ is over the weights of the square. Only if the
+    backward pass draws the R of the forward pass is the first number small.
+    """
+    w, widths = weights(seed).requires_grad_(), torch.linspace(3, 9, math.prod(SQUARES)).view(SQUARES).requires_grad_()
     upstream, r = weights(seed + 1), noise(kind, w.numel(), seed).double().view(SHAPE)
     sample_weight(w, widths, seed, noise=kind, dtype=torch.float32).backward(upstream)
-    exact_bits = widths.detach().double().requires_grad_()
-    largest = _by_square(w.detach().double().abs(), torch.max)  # a constant, as in eq. 4
-    step = _spread(largest * torch.exp2(1 - exact_bits))
-    ((w.detach().double() + r * step) * upstream.double()).sum().backward()
+    bits = widths.detach().double().requires_grad_()
+    step = _by_square(w.detach().double().abs(), torch.max) * torch.exp2(1 - bits)  # the maximum is a constant (eq. 4)
+    each = step.repeat_interleave(SQUARE, 0)[: SHAPE[0]].repeat_interleave(SQUARE, 1)[:, : SHAPE[1]]
+    ((w.detach().double() + r * each) * upstream.double()).sum().backward()
     assert w.grad is not None
     assert widths.grad is not None
-    assert exact_bits.grad is not None
-    scale = largest * torch.exp2(1 - exact_bits.detach())
-    size = math.log(2) * scale * _by_square((upstream * r).abs(), torch.sum)
-    off = float(((widths.grad - exact_bits.grad).abs() / size).max())
-    return Gradients(math.prod(grid), off, float((w.grad - upstream).abs().max()))
-
-
-def _spread(grid: Tensor) -> Tensor:
-    """Return a matrix of SHAPE in which every element has the value of its square."""
-    return grid.repeat_interleave(SQUARE, 0)[: SHAPE[0]].repeat_interleave(SQUARE, 1)[:, : SHAPE[1]]
+    assert bits.grad is not None
+    size = math.log(2) * step.detach() * _by_square((upstream * r).abs(), torch.sum)
+    return float(((widths.grad - bits.grad).abs() / size).max()), float((w.grad - upstream).abs().max())
 
 
 def _by_square(x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
@@ -210,39 +195,35 @@ def _by_square(x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
 def g6() -> Exact:
     found = {"gaussws": gradients("gaussian"), "diffq": gradients("uniform")}
     what = "; ".join(
-        f"{method}: ∂L/∂b is within {one.bits:.0e} of automatic differentiation, with the forward pass's noise, on "
-        f"{one.squares} blocks, some of them smaller than 32×32"
-        for method, one in found.items()
+        f"{method}: ∂L/∂b is within {bits:.0e} of automatic differentiation, with the forward pass's noise, on "
+        f"{math.prod(SQUARES)} blocks, some of them smaller than 32×32"
+        for method, (bits, _) in found.items()
     )
-    off = max(one.weights for one in found.values())
+    off = max(weights for _, weights in found.values())
     passed = f"∂L/∂w differs from ∂L/∂ŵ by up to {off:.1e}" if off else "∂L/∂w equals ∂L/∂ŵ to the bit"
-    return Exact(not off and all(one.bits < ROUNDED for one in found.values()), f"{what}; {passed}")
+    return Exact(not off and all(bits < ROUNDED for bits, _ in found.values()), f"{what}; {passed}")
 
 
 # -------------------------------------------------------------------------------- G17: bytes
 
 
-class Bytes(NamedTuple):
-    """The bytes that tensors take for each element of a weight."""
-
-    sampled: float  # of the sampled weight ŵ
-    noise: dict[str, float]  # by method, of the generated noise R
-    widths: float  # of the bit widths in float32
-
-
-def bytes_each(shape: tuple[int, int] = (1024, 1024)) -> Bytes:
-    count, widths = math.prod(shape), torch.full((shape[0] // SQUARE, shape[1] // SQUARE), 6.0)
-    drawn = {"gaussws": gaussian_noise(count, 0), "diffq": uniform_noise(count, 0)}
-    sampled = sample_weight(torch.zeros(shape), widths, 0).nbytes / count
-    return Bytes(sampled, {name: r.nbytes / count for name, r in drawn.items()}, widths.nbytes / count)
+def bytes_each(side: int = 1024) -> dict[str, float]:
+    """Return the bytes per weight: of ŵ, of the noise R of GaussWS and of DiffQ, and of the bit widths in float32."""
+    widths = torch.full((side // SQUARE, side // SQUARE), 6.0)
+    tensors = {
+        "sampled": sample_weight(torch.zeros(side, side), widths, 0),
+        "gaussws": gaussian_noise(side * side, 0),
+        "diffq": uniform_noise(side * side, 0),
+        "widths": widths,
+    }
+    return {name: tensor.nbytes / side**2 for name, tensor in tensors.items()}
 
 
 @exact("gaussws", "G17")
 def g17() -> Exact:
     each = bytes_each()
-    holds = each.sampled == 2 and each.noise == {"gaussws": 0.5, "diffq": 2.0}
     what = (
-        f"bytes per weight: {each.sampled:g} for ŵ, {each.noise['gaussws']:g} for GaussWS's noise, "
-        f"{each.noise['diffq']:g} for DiffQ's noise; bit widths take {each.widths:.4f} more"
+        f"bytes per weight: {each['sampled']:g} for ŵ, {each['gaussws']:g} for GaussWS's noise, {each['diffq']:g} for "
+        f"DiffQ's noise; bit widths take {each['widths']:.4f} more"
     )
-    return Exact(holds, what)
+    return Exact((each["sampled"], each["gaussws"], each["diffq"]) == (2, 0.5, 2), what)

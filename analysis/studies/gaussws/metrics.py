@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
+import pandas as pd
+
 from fewbits.analysis.engine.claims.hooks import measure, metric
 from fewbits.analysis.engine.claims.pairs import formula
 from fewbits.analysis.engine.results.data import CannotFail, Differences, Measured, NoData
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.pairing import AlsoDiverged
 from fewbits.analysis.engine.results.places import not_planned, scope_of
-from fewbits.analysis.studies.gaussws.metrics_widths import OURS, Final, finals
+from fewbits.analysis.studies.gaussws.metrics_widths import OURS, finals
 from fewbits.sweeps.planning.store import State
 
 LOSS = "validation_loss"
@@ -127,7 +129,7 @@ def narrow(results: Results) -> Mapping[str, Measured]:
     GPT-2 is that with λ = 0, as Llama 2, if the scale has it. The shares have no value if no width comes near 9 bits.
     """
     ends = finals(results)
-    widths = {trial: one.mean for trial, one in ends.items()}
+    widths = {str(trial): float(mean) for trial, mean in ends["mean"].items()}
     sweep, arm = ("widths", "lambda-0") if "widths" in {m.cell.sweep for m in results.members} else ("gpt2", OURS)
     arms = {"gpt2": ((sweep,), arm, widths), "llama2": (("llama2",), OURS, widths)}
     difference: Measured = formula(results, arms, lambda of: of["gpt2"] - of["llama2"], relative=False)
@@ -137,17 +139,17 @@ def narrow(results: Results) -> Mapping[str, Measured]:
     return {"GPT-2's mean width above Llama 2's": difference, **shares}
 
 
-def _up_to_nine(results: Results, family: str, ends: Mapping[str, Final]) -> Measured:
+def _up_to_nine(results: Results, family: str, ends: pd.DataFrame) -> Measured:
     found = scope_of(results, (OURS,), (family,))
     if found is None:
         return not_planned(results)
-    trials = {m.id: ends[m.id] for m in found.results.members if m.cell.arm == OURS and m.id in ends}
+    trials = [m.id for m in found.results.members if m.cell.arm == OURS and m.id in ends.index]
     if not trials:
         return NoData("no learned widths")
-    greatest = max(one.highest for one in trials.values())
+    greatest = ends["highest"][trials].max()
     if greatest < NEAR_NINE:
         return CannotFail(f"no width came near 9 bits (the greatest: {greatest:.2f})")
-    return Differences(tuple(one.tiers[9] for one in trials.values()), trials=tuple(trials), observed=True)
+    return Differences(tuple(map(float, ends[9][trials])), trials=tuple(trials), observed=True)
 
 
 def _cast(results: Results, family: str, form: str) -> Measured:

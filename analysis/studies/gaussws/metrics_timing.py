@@ -67,19 +67,14 @@ class Timed:
         """The tokens or elements per second, from the median time."""
         return self.amount / median(self.seconds)
 
-    @property
-    def quiet_turns(self) -> tuple[bool, ...]:
-        """By turn: whether it was quiet; False if the share of other processes was not measured."""
-        return tuple(share is not None and share <= QUIET for share in self.others or (None,) * len(self.seconds))
-
-    def longer_than(self, other: Timed) -> tuple[float, ...]:
+    def longer_than(self, other: Timed) -> list[float]:
         """Return by turn (this arm's time) / (the other's) − 1, where times are per token or element."""
         scale = other.amount / self.amount
-        return tuple(scale * a / b - 1 for a, b in zip(self.seconds, other.seconds, strict=True))
+        return [scale * a / b - 1 for a, b in zip(self.seconds, other.seconds, strict=True)]
 
-    def lost_to(self, plain: Timed) -> tuple[float, ...]:
+    def lost_to(self, plain: Timed) -> list[float]:
         """Return by turn the share of the throughput of `plain` that this arm loses."""
-        return tuple(1 - 1 / (1 + longer) for longer in self.longer_than(plain))
+        return [1 - 1 / (1 + longer) for longer in self.longer_than(plain)]
 
 
 Arms = Mapping[tuple[str, str], Timed]  # by (optimizer, recipe), or by (timed operation, generator)
@@ -94,18 +89,12 @@ class Bench:
     timed: Mapping[Any, Arms]  # by name of the model, or by shape (rows, columns) of the matrix
 
 
-def training(results: Results) -> Bench | None:
-    """Return the timings of training steps, by model; None if the plan's store has none."""
-    return _first(results, "train")
+def bench(results: Results, name: str) -> Bench | None:
+    """Return the timings of the first device that has a file NAME-DEVICE.json; None if the plan's store has none.
 
-
-def generators(results: Results) -> Bench | None:
-    """Return the timings of noise generators, by shape of the matrix; None if the plan's store has none."""
-    return _first(results, "generators")
-
-
-def _first(results: Results, name: str) -> Bench | None:
-    """Return the timings of the first device that has a file NAME-DEVICE.json; raise Damaged if it is not valid."""
+    name: `train` for training steps, by model; `generators` for noise generators, by shape of the matrix. Raise Damaged
+    if the file is not valid.
+    """
     files = results.files.benches(results.plan)
     for kind in (kind for kind in DEVICES if f"{name}-{kind}" in files):
         found: dict[str, Any] = files[f"{name}-{kind}"]
@@ -114,24 +103,20 @@ def _first(results: Results, name: str) -> Bench | None:
             processor, device = machine.get("processor") or machine.get("cpu") or "", str(machine["device"])
             named = device if processor in device else f"{processor}, {device}"
             where = f"{named}; {found['turns']} turns, load average {machine['load']:.1f} at the start"
-            return Bench(where, kind, _arms(found))
+            timed: dict[Any, dict[tuple[str, str], Timed]] = {}
+            for one in found.get("models", ()):
+                arms = timed.setdefault(one["model"], {})
+                for row in one["rows"]:
+                    arms[row["optimizer"], row["variant"]] = _timed(row, one["batch"] * one["length"])
+            for one in found.get("timed", ()):
+                timed.setdefault((one["rows"], one["cols"]), {})[one["what"], one["arm"]] = _timed(one, one["elements"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Damaged(
                 f"{BENCH}/{name}-{kind}.json is damaged ({type(error).__name__}: {error}): delete the file, and run "
                 "`make reproduce-gaussws` to measure again"
             ) from None
+        return Bench(where, kind, dict(timed))
     return None
-
-
-def _arms(found: dict[str, Any]) -> dict[Any, Arms]:
-    timed: dict[Any, dict[tuple[str, str], Timed]] = {}
-    for one in found.get("models", ()):
-        for row in one["rows"]:
-            where = timed.setdefault(one["model"], {})
-            where[row["optimizer"], row["variant"]] = _timed(row, one["batch"] * one["length"])
-    for one in found.get("timed", ()):
-        timed.setdefault((one["rows"], one["cols"]), {})[one["what"], one["arm"]] = _timed(one, one["elements"])
-    return dict(timed)
 
 
 def _timed(row: dict[str, Any], amount: int) -> Timed:
@@ -152,7 +137,6 @@ def overhead(arms: Arms, optimizer: str, recipe: str) -> tuple[float, Interval |
 
 # -------------------------------------------------------------------------------- claims
 
-Pair = tuple[Timed | None, Timed | None]  # an arm and its baseline, for one model or shape; None: not measured
 Turns = Callable[[Timed, Timed], Sequence[float]]  # returns a value for each turn of an arm and its baseline
 
 
@@ -164,22 +148,24 @@ def g16(results: Results) -> Mapping[str, Measured]:
     gaussws-at-most: GaussWS's loss of throughput minus its greatest loss in Table 1. diffq-at-least: DiffQ's least loss
     in Table 1 minus its loss here.
     """
-    names = ("order-gaussws", "order-diffq", "gaussws-at-most", "diffq-at-least")
-    found = training(results)
-    if found is None or found.kind != "cuda" or not any(name in found.timed for name in MODELS.values()):
+    found, printed = bench(results, "train"), paper("gaussws").table("Table 1")
+    most, least = (
+        choose(value / 100 for size in MODELS if (value := printed.value(f"overhead-{size}", column)) is not None)
+        for choose, column in ((max, "adamw-gaussws"), (min, "adamw-diffq"))
+    )
+    cases: dict[str, tuple[Choose, str, str, Turns]] = {
+        "order-gaussws": (min, "gaussws", PLAIN, Timed.longer_than),
+        "order-diffq": (min, "diffq", "gaussws", Timed.longer_than),
+        "gaussws-at-most": (max, "gaussws", PLAIN, lambda a, b: [x - most for x in a.lost_to(b)]),
+        "diffq-at-least": (max, "diffq", PLAIN, lambda a, b: [least - x for x in a.lost_to(b)]),
+    }
+    models = [found.timed[name] for name in MODELS.values() if name in found.timed] if found else []
+    if found is None or found.kind != "cuda" or not models:
         reason = "not measured; on a GPU, run `fewbits bench train --store` with Table 1's models"
-        return dict.fromkeys(names, NotPlanned(reason))
-    models = [found.timed[name] for name in MODELS.values() if name in found.timed]
-
-    def pairs(ours: str, baseline: str) -> list[Pair]:
-        return [(of.get(("adamw", ours)), of.get(("adamw", baseline))) for of in models]
-
-    most, least = max(_printed("adamw-gaussws")), min(_printed("adamw-diffq"))
+        return dict.fromkeys(cases, NotPlanned(reason))
     return {
-        "order-gaussws": _chosen(min, pairs("gaussws", PLAIN), Timed.longer_than),
-        "order-diffq": _chosen(min, pairs("diffq", "gaussws"), Timed.longer_than),
-        "gaussws-at-most": _chosen(max, pairs("gaussws", PLAIN), lambda a, b: [x - most for x in a.lost_to(b)]),
-        "diffq-at-least": _chosen(max, pairs("diffq", PLAIN), lambda a, b: [least - x for x in a.lost_to(b)]),
+        name: _chosen(choose, models, ("adamw", ours), ("adamw", baseline), turns)
+        for name, (choose, ours, baseline, turns) in cases.items()
     }
 
 
@@ -191,52 +177,54 @@ def g18(results: Results) -> Mapping[str, Measured]:
     beside three times Box-Muller's. On a GPU the whole of eq. 3 is timed, as in the paper; on a CPU the generation of
     noise alone, since no CPU kernel computes eq. 3 with Box-Muller.
     """
-    found = generators(results)
+    found = bench(results, "generators")
     cases = {
         "box-muller": (BOX_MULLER, BITWISE, 1.0),
         "torch": (TORCH, BITWISE, THREEFOLD),
         "torch-box-muller": (TORCH, BOX_MULLER, THREEFOLD),
     }
     if found is None:
-        reason = "not measured; run `fewbits bench kernels --generators --store`"
-        return dict.fromkeys(cases, NotPlanned(reason))
-    what = "forward" if found.kind == "cuda" else "generator"
+        return dict.fromkeys(cases, NotPlanned("not measured; run `fewbits bench kernels --generators --store`"))
+    what, shapes = "forward" if found.kind == "cuda" else "generator", found.timed.values()
 
     def beside(slow: str, fast: str, times: float) -> Measured:
-        pairs = [(of.get((what, slow)), of.get((what, fast))) for of in found.timed.values()]
-        return _chosen(min, pairs, lambda a, b: [(1 + one) / times - 1 for one in a.longer_than(b)])
+        def turns(a: Timed, b: Timed) -> list[float]:
+            return [(1 + longer) / times - 1 for longer in a.longer_than(b)]
+
+        return _chosen(min, shapes, (what, slow), (what, fast), turns)
 
     return {name: beside(*case) for name, case in cases.items()}
 
 
-def _chosen(choose: Callable[[Iterable[float]], float], pairs: Iterable[Pair], turns: Turns) -> Measured:
-    """Return for each quiet turn the minimum or maximum (`choose`) over all pairs of an arm and its baseline.
+Choose = Callable[[Iterable[float]], float]
 
-    turns: computes one value for each turn of a pair. Pairs were timed separately, so the i-th quiet turns of all are
-    combined. Return NoData if an arm was not measured, or if fewer than half of a pair's turns were quiet.
+
+def _chosen(
+    choose: Choose, timed: Iterable[Arms], arm: tuple[str, str], baseline: tuple[str, str], turns: Turns
+) -> Measured:
+    """Return for each quiet turn the minimum or maximum (`choose`) over all models or shapes in `timed`.
+
+    turns: computes one value for each turn of the arm and its baseline. Models are timed separately, so the i-th quiet
+    turns of all are combined. Return NoData if an arm was not measured, or if fewer than half of a model's turns were
+    quiet; a turn is not quiet if the share of other processes was not measured.
     """
     kept: list[list[float]] = []
-    for ours, other in pairs:
+    for arms in timed:
+        ours, other = arms.get(arm), arms.get(baseline)
         if ours is None or other is None:
             return NoData("an arm of the comparison was not measured")
-        values = turns(ours, other)
-        quiet = [value for value, still in zip(values, ours.quiet_turns, strict=True) if still]
+        values, others = turns(ours, other), ours.others or (None,) * len(ours.seconds)
+        quiet = [v for v, share in zip(values, others, strict=True) if share is not None and share <= QUIET]
         if 2 * len(quiet) < len(values):
             return NoData(
                 f"disturbed: in {len(values) - len(quiet)} of {len(values)} turns other processes used more than "
                 f"{QUIET:.0%} of the processors, or their use was not measured; measure again on an idle machine"
             )
         kept.append(quiet)
-    shortest = min(map(len, kept), default=0)
-    if not shortest:
+    values_by_turn = list(zip(*kept, strict=False))
+    if not values_by_turn:
         return NoData("nothing was measured: there is no turn with timings")
-    return Differences(tuple(choose(values[turn] for values in kept) for turn in range(shortest)), True, unit="turn")
-
-
-def _printed(column: str) -> list[float]:
-    """Return the shares of throughput that MODELS lose in a column of the paper's Table 1, as fractions."""
-    printed = [paper("gaussws").table("Table 1").value(f"overhead-{size}", column) for size in MODELS]
-    return [value / 100 for value in printed if value is not None]
+    return Differences(tuple(map(choose, values_by_turn)), True, unit="turn")
 
 
 # -------------------------------------------------------------------------------- Table 1, Figure 6
@@ -245,23 +233,24 @@ def _printed(column: str) -> list[float]:
 @table("gaussws", "Table 1")
 def table_1(results: Results) -> Table:
     """Return the paper's table of throughput, overhead and memory with our measurements."""
-    printed, found = paper("gaussws").table("Table 1"), training(results)
+    printed, found = paper("gaussws").table("Table 1"), bench(results, "train")
     if found is None:
         return NoData("not measured; run `fewbits bench train --store`, or `make reproduce-gaussws`")
-    missing = not_planned(results)
     lines = [(row.title, row.unit, *row.id.partition("-")[::2], row.id) for row in printed.rows]
     own = [name for name in found.timed if name not in MODELS.values()]
     lines += [(title.format(name), unit, what, name, "") for name in own for what, (title, unit) in OWN.items()]
-    rows = []
-    for title, unit, what, size, row in lines:
-        cells = []
-        for column in printed.columns:
-            value, place = printed.value(row, column.id) if row else None, COLUMNS[column.id]
-            arms = found.timed.get(MODELS.get(size, size), {})
-            ours = _measured(arms, what, place) if size else _mean_overhead(found, place)
-            blank = value is None and ours is None
-            cells.append(BLANK if blank else TableCell(ours or missing, value, printed.source, comparable=False))
-        rows.append(TableRow(title, tuple(cells), unit))
+
+    def cell(column: str, what: str, size: str, row: str) -> TableCell:
+        value = printed.value(row, column) if row else None
+        arms, place = found.timed.get(MODELS.get(size, size), {}), COLUMNS[column]
+        ours = _measured(arms, what, place) if size else _mean_overhead(found, place)
+        if value is None and ours is None:
+            return BLANK
+        return TableCell(ours or not_planned(results), value, printed.source, comparable=False)
+
+    rows = [
+        TableRow(title, tuple(cell(column.id, *of) for column in printed.columns), unit) for title, unit, *of in lines
+    ]
     amounts = {name: next(iter(of.values())).amount for name, of in found.timed.items()}
     notes = (
         "Ours: the last measurements of `fewbits bench train --store` in this store; the paper's are from an A100-40G",
@@ -296,7 +285,7 @@ def _mean_overhead(found: Bench, place: tuple[str, str]) -> Value | None:
 @figure("gaussws", "Figure 6")
 def figure_6(results: Results) -> Picture:
     """Draw the number of elements per second that each noise generator computes, by shape of the matrix."""
-    found = generators(results)
+    found = bench(results, "generators")
     if found is None:
         return NoData("not measured; run `fewbits bench kernels --generators --store`, or `make reproduce-gaussws`")
 

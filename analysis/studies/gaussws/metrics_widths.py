@@ -8,10 +8,7 @@ A number for a whole model is a mean over its layers, weighted by their numbers 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
-from statistics import fmean
+from functools import cache, partial
 
 import numpy as np
 import pandas as pd
@@ -38,23 +35,16 @@ from fewbits.sweeps.planning.store import State
 OURS = "gaussws"
 FAMILIES = {"GPT-2": "gpt2", "Llama 2": "llama2", "Llama 2, 1B": "large"}  # by name, the sweep
 COLUMNS = ("bits_mean", "bits_std", "bits_min", "bits_max", *(f"bits_to_{tier}" for tier in TIERS))
-DOTTED, DASHED = (1, 2), (5, 2)
-
-
-@dataclass(frozen=True)
-class Final:
-    """The bit widths of a whole model at the end of training."""
-
-    mean: float
-    spread: float  # standard deviation over all squares of all layers
-    highest: float
-    tiers: dict[int, float]  # by number of bits in TIERS, the share of parameters whose width is at most this number
+DASHED = (5, 2)
+# The widths of a whole model: the mean, the standard deviation over all squares of all layers, the highest, and the
+# shares of parameters whose width is at most 5, 9 and 12 bits.
+FINALS = ("mean", "spread", "highest", *TIERS)
 
 
 def recorded(results: Results) -> pd.DataFrame:
-    """Return a table of widths with a row for each trial, window of steps and layer; it is cached.
+    """Return a table of widths at the end of training, with a row for each place of a finished trial and each layer.
 
-    Rows are sorted by trial, step and position of the layer in the model (`place`); `size` is the layer's number of
+    Rows are sorted by trial and position of the layer in the model (`place`); `size` is the layer's number of
     parameters, and COLUMNS are the observer's statistics.
     """
     return results.remembered("bit widths", lambda: _recorded(results))
@@ -65,12 +55,10 @@ def _recorded(results: Results) -> pd.DataFrame:
     if frame.empty or "bits_mean" not in frame:
         return pd.DataFrame(columns=["id", "arm", "seed", "state", "step", "place", "part", "block", "size", *COLUMNS])
     frame = frame[frame["bits_mean"].notna()].drop_duplicates(["id", "step", "layer"])
-    layers = [
-        _layers(results.plan.trials[str(trial)].trial.model).get(str(layer), (0, 0))
-        for trial, layer in zip(frame["id"], frame["layer"], strict=True)
-    ]
+    models = {trial: _layers(results.plan.trials[str(trial)].trial.model) for trial in frame["id"].unique()}
+    layers = [models[trial].get(layer, (0, 0)) for trial, layer in zip(frame["id"], frame["layer"], strict=True)]
     frame = frame.assign(place=[place for place, _ in layers], size=[size for _, size in layers])
-    return frame.sort_values(["id", "step", "place"])
+    return last_windows(frame[frame["state"] == State.DONE].sort_values(["id", "step", "place"]))
 
 
 @cache
@@ -81,22 +69,19 @@ def _layers(config: DecoderConfig) -> dict[str, tuple[int, int]]:
     return {name: (place, module.weight.numel()) for place, (name, module) in enumerate(linear)}
 
 
-def at_the_end(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of each finished trial's last window of steps."""
-    return last_windows(rows[rows["state"] == State.DONE])
+def finals(results: Results) -> pd.DataFrame:
+    """Return the widths of the whole model at the end of each finished trial: a row by its id with columns FINALS."""
+    ends = {str(trial): _final(rows) for trial, rows in recorded(results).groupby("id")}
+    return pd.DataFrame(list(ends.values()), list(ends), FINALS)
 
 
-def finals(results: Results) -> dict[str, Final]:
-    """Return the widths of the whole model at the end of each finished trial, by its id."""
-    ended = at_the_end(recorded(results)).drop_duplicates(["id", "layer"])
-    return {str(trial): _final(rows) for trial, rows in ended.groupby("id")}
+def _final(rows: pd.DataFrame) -> tuple[float, ...]:
+    def average(values: pd.Series) -> float:
+        return float(np.average(values, weights=rows["size"]))
 
-
-def _final(rows: pd.DataFrame) -> Final:
-    mean = float(np.average(rows["bits_mean"], weights=rows["size"]))
-    variance = np.average(rows["bits_std"] ** 2 + (rows["bits_mean"] - mean) ** 2, weights=rows["size"])
-    tiers = {tier: float(np.average(rows[f"bits_to_{tier}"], weights=rows["size"])) for tier in TIERS}
-    return Final(mean, float(np.sqrt(variance)), float(rows["bits_max"].max()), tiers)
+    mean = average(rows["bits_mean"])
+    variance = average(rows["bits_std"] ** 2 + (rows["bits_mean"] - mean) ** 2)
+    return mean, variance**0.5, rows["bits_max"].max(), *(average(rows[f"bits_to_{tier}"]) for tier in TIERS)
 
 
 def by_decay_alone(trial: Trial) -> float:
@@ -109,30 +94,15 @@ def by_decay_alone(trial: Trial) -> float:
     return sampler.target + (sampler.init - sampler.target) * left
 
 
-def final_of(results: Results, arm: str) -> Final | None:
-    """Return an arm's final widths, averaged over seeds; None if no trial of the arm is finished."""
-    ended = finals(results)
-    of_arm = [ended[key] for key in trial_ids(results, arm).values() if key in ended]
-    if not of_arm:
-        return None
-    tiers = {tier: fmean(one.tiers[tier] for one in of_arm) for tier in TIERS}
-    highest = max(one.highest for one in of_arm)
-    return Final(fmean(one.mean for one in of_arm), fmean(one.spread for one in of_arm), highest, tiers)
+def _numbers(results: Results, column: str | int) -> dict[str, float]:
+    return {str(trial): float(number) for trial, number in finals(results)[column].items()}
 
 
-# -------------------------------------------------------------------------------- metrics and data of claims
-
-
-def _metric(name: str, number: Callable[[Final], float], bounds: tuple[float, float] | None = None) -> None:
-    metric("gaussws", name, bounds)(lambda results: {key: number(one) for key, one in finals(results).items()})
-
-
-_metric("mean_width", lambda one: one.mean)
 # All widths have the same initial value and the same decay, so a spread above 0 shows that gradients move them.
-_metric("width_spread", lambda one: one.spread)
-_metric("to_five_bits", lambda one: one.tiers[5], (0.0, 1.0))
-_metric("to_nine_bits", lambda one: one.tiers[9], (0.0, 1.0))
-_metric("to_twelve_bits", lambda one: one.tiers[12], (0.0, 1.0))
+for _name, _column in {"mean_width": "mean", "width_spread": "spread"}.items():
+    metric("gaussws", _name)(partial(_numbers, column=_column))
+for _tier, _name in zip(TIERS, ("to_five_bits", "to_nine_bits", "to_twelve_bits"), strict=True):
+    metric("gaussws", _name, (0.0, 1.0))(partial(_numbers, column=_tier))
 
 
 # -------------------------------------------------------------------------------- figures
@@ -143,7 +113,7 @@ def figure_5(results: Results) -> Picture:
     """Draw the mean, standard deviation and extremes of each layer's widths, for each family of models."""
     found = {name: sweep_places(results, sweep) for name, sweep in FAMILIES.items()}
     there = {name: part for name, part in found.items() if isinstance(part, Results) and part.has(OURS)}
-    frames = {name: at_the_end(recorded(part)) for name, part in there.items()}
+    frames = {name: recorded(part) for name, part in there.items()}
     ended = {name: rows for name, all_rows in frames.items() if len(rows := all_rows[all_rows["arm"] == OURS])}
     if not ended:
         return NoData("no bit widths of GaussWS") if there else not_planned(results)
@@ -153,12 +123,11 @@ def figure_5(results: Results) -> Picture:
         for (axes,), (name, rows) in zip(grid, ended.items(), strict=True):
             _draw_layers(axes, rows)
             axes.set_title(f"{name}: bits at the end, by layer")
-            if (found := final_of(there[name], OURS)) is not None:
-                for tier, share in found.tiers.items():
-                    words, across = f"≤ {tier}: {100 * share:.4g} %", axes.get_yaxis_transform()
-                    axes.text(1.01, tier, words, transform=across, va="center", fontsize=SMALL)
-            trial = there[name].plan.trials[next(iter(trial_ids(there[name], OURS).values()))].trial
-            axes.axhline(by_decay_alone(trial), color=theme().quiet, linewidth=0.9, dashes=DASHED)
+            trials, across = list(trial_ids(there[name], OURS).values()), axes.get_yaxis_transform()
+            for tier, share in finals(there[name]).reindex(trials)[list(TIERS)].mean().items():
+                axes.text(1.01, tier, f"≤ {tier}: {100 * share:.4g} %", transform=across, va="center", fontsize=SMALL)
+            alone = by_decay_alone(there[name].plan.trials[trials[0]].trial)
+            axes.axhline(alone, color=theme().quiet, linewidth=0.9, dashes=DASHED)
         grid[-1][0].set_xlabel("block")
         keys = [
             Line2D([], [], color=theme().line, marker="o", mfc=theme().text, mec=theme().text, label="mean ± spread"),

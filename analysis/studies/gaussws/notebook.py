@@ -27,52 +27,31 @@ gaussws.top()
 # uniform noise.
 
 # %%
-gaussws.figure("Figure 1")
-
-# %%
-gaussws.figure("Figure 2")
+gaussws.show("Figure 1", "Figure 2")
 
 # %% [markdown]
 # ## Costs
 
 # %%
-gaussws.table("Table 1")
+gaussws.show("Table 1")
 
 # %% [markdown]
 # ## Sampled parts and optimizers; Llama 2
 
 # %%
-gaussws.figure("Figure 3")
-
-# %%
-gaussws.figure("Figure 4")
+gaussws.show("Figure 3", "Figure 4")
 
 # %% [markdown]
 # ## Bit widths and generators
 
 # %%
-gaussws.figure("Figure 5")
-
-# %%
-gaussws.figure("Figure 6")
+gaussws.show("Figure 5", "Figure 6")
 
 # %% [markdown]
 # ## The paper's appendix
 
 # %%
-gaussws.table("Table B.1")
-
-# %%
-gaussws.table("Table C.1")
-
-# %%
-gaussws.figure("Figure D.1")
-
-# %%
-gaussws.table("Table E.1")
-
-# %%
-gaussws.figure("Figure F.1")
+gaussws.show("Table B.1", "Table C.1", "Figure D.1", "Table E.1", "Figure F.1")
 
 # %% [markdown]
 # ## Claims

@@ -7,7 +7,6 @@ of its matrices, but what the figures show does not depend on them. INT4 is the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -31,19 +30,11 @@ CELL = 23.8  # the side of a cell in points
 GAP = (POINTS - 4 * SIDE * CELL) / 5  # between four matrices in a row
 SOURCE = "A 4×4 normal matrix from a fixed seed; the paper's values are not known."
 Blocks = tuple[int, int]  # the rows and columns of a block
+SQUARES = (BLOCK, BLOCK)
+Shown = tuple[str, Tensor, Blocks, Tensor | None]  # a title, a matrix, its blocks, and true for the filled cells
 
 
-class Shown(NamedTuple):
-    """A matrix to draw, with a number in each cell."""
-
-    title: str
-    values: Tensor
-    blocks: Blocks = (SIDE, SIDE)  # the size of the blocks, which are outlined
-    marked: Tensor | None = None  # true for the cells that are filled
-
-
-@dataclass(frozen=True)
-class Noisy:
+class Noisy(NamedTuple):
     """A random matrix w, the kernel's noise on it, and what a cast Q to INT4 with w's block scales makes of it."""
 
     w: Tensor
@@ -73,23 +64,16 @@ def noisy(kind: Literal["gaussian", "uniform"]) -> Noisy:
 @figure("gaussws", "Figure 2")
 def figure_2(results: Results) -> Picture:
     """Draw the noise that the backward pass uses, and the noise that is left after a cast to INT4."""
-    found = {"U(−½, ½)": noisy("uniform"), "GaussWS": noisy("gaussian")}
-    squares = (BLOCK, BLOCK)
-    rows = [
-        (
-            Shown("w", one.w, squares),
-            Shown(f"noise, {name}", one.noise, squares, one.swallowed),
-            Shown("Q(w + noise)", one.cast, squares),
-            Shown("noise left", one.effective, squares, one.swallowed),
-        )
-        for name, one in found.items()
-    ]
-    counts = "; ".join(
-        f"{name}: the cast swallows {int(one.swallowed.sum())} of {int((one.noise != 0).sum())} nonzero values of noise"
-        for name, one in found.items()
-    )
+    rows: list[Sequence[Shown]] = []
+    counts = []
+    for name, one in (("U(−½, ½)", noisy("uniform")), ("GaussWS", noisy("gaussian"))):
+        lost = one.swallowed
+        kept = ("Q(w + noise)", one.cast, SQUARES, None), ("noise left", one.effective, SQUARES, lost)
+        rows.append((("w", one.w, SQUARES, None), (f"noise, {name}", one.noise, SQUARES, lost), *kept))
+        of = f"{int(lost.sum())} of {int((one.noise != 0).sum())}"
+        counts.append(f"{name}: the cast swallows {of} nonzero values of noise")
     notes = (
-        f"{counts} (marked). The second row is our addition: rounded normal noise on the same matrix.",
+        f"{'; '.join(counts)} (marked). The second row is our addition: rounded normal noise on the same matrix.",
         f"{SOURCE} Blocks of 2×2, {BITS:g} bits.",
     )
     return FigureResult(lambda: draw_matrices(rows), (), notes)
@@ -98,26 +82,48 @@ def figure_2(results: Results) -> Picture:
 @figure("gaussws", "Figure D.1")
 def figure_d1(results: Results) -> Picture:
     """Draw a weight as the forward and the backward pass quantize it, in blocks of one row and in square blocks."""
-    w = weights(SEED + 1, (SIDE, SIDE))
-    kinds: tuple[tuple[str, Blocks], ...] = (("vectors of 2", (1, BLOCK)), ("squares of 2", (BLOCK, BLOCK)))
-    rows, differing = [], []
-    for name, (high, wide) in kinds:
-        spelled = f"{INT4}:{high}x{wide}:amax"
+    w, whole = weights(SEED + 1, (SIDE, SIDE)), (SIDE, SIDE)
+    rows: list[Sequence[Shown]] = []
+    counts = []
+    for name, high in (("vectors", 1), ("squares", BLOCK)):
+        spelled = f"{INT4}:{high}x{BLOCK}:amax"
         forward, backward = fake_quantize(w, spelled), fake_quantize(w, spelled, axis=0)
-        rows.append(
-            (
-                Shown("W", w),
-                Shown(f"backward, {name.split()[0]}", backward, (wide, high)),
-                Shown(f"forward, {name.split()[0]}", forward, (high, wide)),
-                Shown("difference", forward - backward, marked=forward != backward),
-            )
+        passes = (
+            (f"backward, {name}", backward, (BLOCK, high), None),
+            (f"forward, {name}", forward, (high, BLOCK), None),
         )
-        differing.append(f"{name}: {int((forward != backward).sum())} of {w.numel()} values differ")
+        rows.append((("W", w, whole, None), *passes, ("difference", forward - backward, whole, forward != backward)))
+        counts.append(f"{name} of 2: {int((forward != backward).sum())} of {w.numel()} values differ")
     notes = (
-        f"{'; '.join(differing)}. The second row is our addition: square blocks of the same matrix.",
+        f"{'; '.join(counts)}. The second row is our addition: square blocks of the same matrix.",
         f"{SOURCE} INT4 with FP32 scales (assumed).",
     )
     return FigureResult(lambda: draw_matrices(rows), (), notes)
+
+
+def draw_matrices(rows: Sequence[Sequence[Shown]]) -> Figure:
+    """Draw rows of four matrices, with outlines of their blocks."""
+    side, height = SIDE * CELL, SIDE * CELL + 34
+    drawing = Drawing(len(rows) * height + 16)
+    for (i, j), _ in np.ndenumerate(np.empty((len(rows), 4))):
+        (title, values, (high, wide), marked), left = rows[i][j], GAP + j * (side + GAP)
+        top = drawing.height - 30 - i * height
+        drawing.text(left + side / 2, top + 5, title, at="center", va="bottom", quiet=True)
+        fills = np.where(torch.zeros_like(values) if marked is None else marked, theme().formats[1], "none").tolist()
+        words = [[_spelled(value) for value in row] for row in values.tolist()]
+        drawing.grid(left, top, (CELL, CELL), words, fills, edge="grid", line=0.7, size=SMALL - 1.6)
+        drawing.grid(
+            left, top, (wide * CELL, high * CELL), [[""] * (SIDE // wide)] * (SIDE // high), edge="text", line=1.1
+        )
+    return drawing.figure
+
+
+def _spelled(value: float) -> str:
+    """Return a number as short text, such as .36, −1.04 or .004."""
+    if value == 0:
+        return "0"
+    text = f"{value:.2f}" if abs(value) >= 0.005 else f"{value:.0e}" if abs(value) < 5e-4 else f"{value:.3f}"
+    return text.replace("-", "−").replace("0.", ".")
 
 
 # -------------------------------------------------------------------------------- Figure C: Figure 1's schematic
@@ -126,6 +132,18 @@ def figure_d1(results: Results) -> Picture:
 WEIGHT, WIDTH_BITS, DRAWS = 0.62, 5.0, 1 << 16
 SEEN = (WEIGHT - 0.2, WEIGHT + 0.2)  # the range of the axis of the sampled weight
 GRAPH, BELOW = 128.0, 240.0  # the heights of the computation graph and of the histograms, in points
+ROWS = (20, 58, 96)  # the distances of the graph's rows from the top
+# The boxes of the graph: left edge, row, width, text, and fill as an index into Theme.formats (−1: none).
+BOXES = (
+    *((8, 0, 62, "w, FP32", 0), (8, 1, 62, "b, learned", 0), (8, 2, 62, "R, from seed", 0)),
+    *((112, 1, 98, "2^(1−b) · max|w|", -1), (178, 2, 32, "×", -1), (256, 0, 24, "+", -1)),
+    *((322, 0, 74, "cast to BF16", 2), (322, 1, 74, "ŵ: products", 1)),
+)
+# The arrows of the graph: (x, distance from the top) of the start and of the end.
+ARROWS = (
+    *(((70, 20), (256, 20)), ((70, 58), (112, 58)), ((70, 96), (178, 96)), ((280, 20), (322, 20))),
+    *(((150, 20), (150, 49)), ((194, 67), (194, 87)), ((359, 29), (359, 49)), ((268, 96), (268, 29))),
+)
 
 
 @figure("gaussws", "Figure C", "How a weight is sampled, and the values that it gets beside FP6's (Figure 1a)")
@@ -136,8 +154,15 @@ def figure_c(results: Results) -> Picture:
     held = [v / form.max for v in form.values() if SEEN[0] < v / form.max < SEEN[1]]
 
     def draw() -> Figure:
-        drawing = Drawing(GRAPH + BELOW)
-        _graph(drawing)
+        drawing, top = Drawing(GRAPH + BELOW), GRAPH + BELOW
+        for x, row, wide, words, fill in BOXES:
+            inside = "none" if fill < 0 else theme().formats[fill]
+            drawing.box(x, top - ROWS[row] - 9, wide, 18, words, fill=inside, edge="quiet")
+        for (x, down), (end, below) in ARROWS:
+            drawing.arrow((x, top - down), (end, top - below))
+        drawing.line((210, 268), (top - ROWS[2], top - ROWS[2]))
+        drawing.text(282, top - ROWS[2], "∂L/∂w = ∂L/∂ŵ", quiet=True)
+        drawing.text(8, top - 118, "∂L/∂b = −ln 2 · 2^(1−b) · max|w| · Σ (∂L/∂ŵ · R) over the square", quiet=True)
         for i, ((name, r), style) in enumerate(zip(values.items(), STYLES, strict=False)):
             low = (1 - i) * 0.5 * BELOW + 30
             left, right = (
@@ -166,71 +191,3 @@ def figure_c(results: Results) -> Picture:
         "2^(1−b) · max.",
     )
     return FigureResult(draw, (), notes)
-
-
-def _graph(drawing: Drawing) -> None:
-    """Draw w, b and R on the left, and their way through eq. 3 to the products on the right."""
-    w, b, r = (drawing.height - down for down in (20, 58, 96))
-    plus, cast = 268.0, 322.0
-
-    def box(x: float, y: float, width: float, words: str, fill: int | None = None) -> None:
-        inside = "none" if fill is None else theme().formats[fill]
-        drawing.box(x, y - 9, width, 18, words, fill=inside, edge="quiet")
-
-    box(8, w, 62, "w, FP32", 0)
-    box(8, b, 62, "b, learned", 0)
-    box(8, r, 62, "R, from seed", 0)
-    box(112, b, 98, "2^(1−b) · max|w|")
-    box(178, r, 32, "×")
-    box(plus - 12, w, 24, "+")
-    box(cast, w, 74, "cast to BF16", 2)
-    box(cast, b, 74, "ŵ: products", 1)
-    arrows = (
-        ((70, w), (plus - 12, w)),
-        ((150, w), (150, b + 9)),
-        ((70, b), (112, b)),
-        ((194, b - 9), (194, r + 9)),
-        ((70, r), (178, r)),
-        ((plus + 12, w), (cast, w)),
-        ((cast + 37, w - 9), (cast + 37, b + 9)),
-    )
-    for start, end in arrows:
-        drawing.arrow(start, end)
-    drawing.line((210, plus), (r, r))
-    drawing.arrow((plus, r), (plus, w - 9))
-    drawing.text(cast - 40, r, "∂L/∂w = ∂L/∂ŵ", quiet=True)
-    drawing.text(8, r - 22, "∂L/∂b = −ln 2 · 2^(1−b) · max|w| · Σ (∂L/∂ŵ · R) over the square", quiet=True)
-
-
-# -------------------------------------------------------------------------------- matrices
-
-
-def draw_matrices(rows: Sequence[Sequence[Shown]]) -> Figure:
-    """Draw rows of up to four matrices, side by side."""
-    height = SIDE * CELL + 34
-    drawing = Drawing(len(rows) * height + 16)
-    for i, row in enumerate(rows):
-        for j, shown in enumerate(row):
-            _matrix(drawing, GAP + j * (SIDE * CELL + GAP), drawing.height - 30 - i * height, shown)
-    return drawing.figure
-
-
-def _matrix(drawing: Drawing, left: float, top: float, of: Shown) -> None:
-    drawing.text(left + SIDE * CELL / 2, top + 5, of.title, at="center", va="bottom", quiet=True)
-    for (i, j), value in np.ndenumerate(of.values.numpy()):
-        fill = theme().formats[1] if of.marked is not None and bool(of.marked[i, j]) else "none"
-        x, y = left + j * CELL, top - (i + 1) * CELL
-        drawing.box(x, y, CELL, CELL, _spelled(float(value)), fill=fill, edge="grid", line=0.7, size=SMALL - 1.6)
-    high, wide = of.blocks
-    for i in range(0, SIDE, high):
-        for j in range(0, SIDE, wide):
-            corner = (left + j * CELL, top - (i + high) * CELL)
-            drawing.box(*corner, wide * CELL, high * CELL, edge="text", line=1.1)
-
-
-def _spelled(value: float) -> str:
-    """Return a number as short text, such as .36, −1.04 or .004."""
-    if value == 0:
-        return "0"
-    text = f"{value:.2f}" if abs(value) >= 0.005 else f"{value:.0e}" if abs(value) < 5e-4 else f"{value:.3f}"
-    return text.replace("-", "−").replace("0.", ".")

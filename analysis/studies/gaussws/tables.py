@@ -51,7 +51,7 @@ def table_b1(results: Results) -> TableResult:
 
 
 def _throughput(results: Results, arm: str) -> Ours:
-    found = metrics_timing.training(results)
+    found = metrics_timing.bench(results, "train")
     timed = {} if found is None else found.timed
     lost = {name: metrics_timing.overhead(arms, "adamw", arm) for name, arms in timed.items()}
     words = [f"{one[0]:.1%} ({name})" for name, one in lost.items() if one is not None]

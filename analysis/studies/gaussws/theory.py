@@ -14,8 +14,6 @@ any number, or no power of two (if it is one, noise is exactly half a step of th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from typing import NamedTuple
@@ -93,28 +91,6 @@ def mantissas(count: int, steps: int) -> Tensor:
     return 1 + torch.linspace(0, steps - 1, min(count, steps)).round() / steps
 
 
-@dataclass(frozen=True)
-class Swallowed:
-    """How many of the tried cases a cast of weight + noise swallows: the result is the same without one of the two."""
-
-    count: int
-    cases: int
-
-    @staticmethod
-    def of(same: Iterable[Tensor]) -> Swallowed:
-        """Count cases; each tensor has an element for each, true if the term has no effect."""
-        return Swallowed.total(Swallowed(int(one.sum()), one.numel()) for one in same)
-
-    @staticmethod
-    def total(each: Iterable[Swallowed]) -> Swallowed:
-        found = [*each]
-        return Swallowed(sum(one.count for one in found), sum(one.cases for one in found))
-
-    @property
-    def share(self) -> float:
-        return self.count / self.cases
-
-
 def swallowed_noise(
     bits: float,
     magnitude: float = 1.0,
@@ -122,8 +98,8 @@ def swallowed_noise(
     *,
     beside_grid: bool = False,
     ties: bool = True,
-) -> Swallowed:
-    """Count the cases in which noise with |R| = magnitude has no effect: the cast of w + noise equals the cast of w.
+) -> Tensor:
+    """Return by case whether noise with |R| = magnitude has no effect: the cast of w + noise equals the cast of w.
 
     The cases are all mantissas of the block's maximum with all weights in the BINADES binades below it, and both signs
     of R. For casts with more mantissa bits than BF16, MAXIMA mantissas of the maximum and the weights in its binade.
@@ -141,7 +117,7 @@ def swallowed_noise(
         w = weights * 2.0**-binade
         within, plain, scale = w <= maxima, fake_quantize(w, f"e8m{mantissa}"), scales(bits, maxima)
         found += [(sampled(w, r, scale, mantissa) == plain)[within] for r in (magnitude, -magnitude)]
-    return Swallowed.of(found)
+    return torch.cat(found)
 
 
 class Sampled(NamedTuple):
@@ -158,8 +134,9 @@ class Sampled(NamedTuple):
         return torch.equal(self.kernel, sampled(self.w, self.r, self.scale))
 
     @property
-    def swallowed(self) -> Swallowed:
-        return Swallowed.of([(self.kernel == self.w)[self.r != 0]])
+    def swallowed(self) -> Tensor:
+        """True for the elements with noise that ŵ does not have."""
+        return (self.kernel == self.w)[self.r != 0]
 
 
 def by_kernel(bits: float, kind: str, *, exponents: tuple[int, int] = (-12, 1), seed: int = 1) -> Sampled:
@@ -191,8 +168,8 @@ def cutoff(bits: float, maximum: float, tau: float = 0) -> int:
     return math.floor(tau + 2 - bits + math.log2(maximum)) - BF16_MANTISSA
 
 
-def swallowed_weights(bits: float, above: int = 0, magnitude: float = 1.0, tau: int = 0) -> Swallowed:
-    """Count the cases in which a small weight has no effect beside noise with |R| = magnitude · 2^tau.
+def swallowed_weights(bits: float, above: int = 0, magnitude: float = 1.0, tau: int = 0) -> Tensor:
+    """Return by case whether a small weight has no effect beside noise with |R| = magnitude · 2^tau.
 
     above: the binade of the weights; 0 starts at Lemma 2's cut-off, −1 is the one below. The cases are all mantissas of
     the weight and of the block's maximum, with both signs of the noise.
@@ -202,7 +179,7 @@ def swallowed_weights(bits: float, above: int = 0, magnitude: float = 1.0, tau: 
     small = torch.exp2(exponents)[:, None] * (maxima + 2.0**-8)  # strictly above the cut-off
     scale, size = scales(bits, maxima)[:, None], magnitude * 2.0**tau
     found = [sampled(small, r, scale) == sampled(torch.zeros_like(small), r, scale) for r in (size, -size)]
-    return Swallowed.of(found)
+    return torch.cat(found).flatten()
 
 
 # -------------------------------------------------------------------------------- Proposition 3, Table C.1
@@ -230,7 +207,7 @@ def least_exponent_bits(bits: int, *, after_noise: bool, tau: int = 0) -> int:
 
 def least_mantissa_bits(bits: int, *, ties: bool) -> int:
     """Return the fewest mantissa bits with which the cast never swallows noise. ties: as for `swallowed_noise`."""
-    return next(m for m in range(1, 24) if not swallowed_noise(bits, mantissa=m, ties=ties).count)
+    return next(m for m in range(1, 24) if not swallowed_noise(bits, mantissa=m, ties=ties).any())
 
 
 def underflows(bits: int, tau: int = 0) -> tuple[int, int]:
@@ -251,56 +228,49 @@ def _ieee(exponent: int) -> Format:
     return Format.parse(f"e{exponent}m{BF16_MANTISSA}ieee")
 
 
-def formats_for(exponent: int, mantissa: int) -> tuple[str, ...]:
-    """Return the narrowest of FORMATS with at least these bits, named as in Table C.1, such as "FP8 E4M3"."""
-    grids = map(Format.parse, FORMATS)
-    fit = [grid for grid in grids if grid.exponent_bits >= exponent and grid.mantissa_bits >= mantissa]
-    narrowest = min(grid.bits for grid in fit)
-    names = {grid: str(grid).upper() for grid in fit if grid.bits == narrowest}
-    return tuple(name if "FP" in name or "BF" in name else f"FP{grid.bits} {name}" for grid, name in names.items())
-
-
 # -------------------------------------------------------------------------------- Proposition 4
 
 
-class BelowCutoff(NamedTuple):
-    """Counts of weights below Lemma 2's cut-off, to which the kernel has added noise.
+def below_cutoff(bits: float, tau: int = 0) -> tuple[int, int, int, int, int]:
+    """Return counts of weights below Lemma 2's cut-off, to which the kernel has added noise.
 
-    A weight is swallowed if ŵ is as for a weight of 0.
+    The counts are of all weights; those whose R is not zero; those that are swallowed (ŵ is as for a weight of 0);
+    those that are swallowed, although R is zero; and those whose R is zero and whose ŵ is the weight itself.
     """
-
-    weights: int
-    noisy: int  # weights whose R is not zero
-    swallowed: int
-    swallowed_without_noise: int
-    kept: int  # weights whose R is zero and whose ŵ is the weight itself
-
-
-def below_cutoff(bits: float, tau: int = 0) -> BelowCutoff:
     low = cutoff(bits, 1.0, tau)
     found = by_kernel(bits - tau, "gaussian", exponents=(low - 6, low - 1))
     small = found.w.abs() < torch.exp2(torch.tensor(float(low)))
     without = sampled(torch.zeros_like(found.w), found.r, found.scale)
     gone, noisy = (found.kernel == without) & small, (found.r != 0) & small
     kept = (found.kernel == found.w) & small & ~noisy
-    return BelowCutoff(*(int(one.sum()) for one in (small, noisy, gone, gone & ~noisy, kept)))
+    return int(small.sum()), int(noisy.sum()), int(gone.sum()), int((gone & ~noisy).sum()), int(kept.sum())
 
 
-def table_c1_rows() -> dict[str, list[tuple[float | str, float | str]]]:
-    """Return the rows of Table C.1 by id; a row has for each of WIDTHS our value (by search) and the paper's."""
+# -------------------------------------------------------------------------------- Table C.1
+
+
+def formats_for(exponent: int, mantissa: int) -> str:
+    """Return the narrowest of FORMATS with at least these bits, named as in Table C.1, such as "FP8 E4M3"."""
+    grids = map(Format.parse, FORMATS)
+    fit = [grid for grid in grids if grid.exponent_bits >= exponent and grid.mantissa_bits >= mantissa]
+    narrowest = min(grid.bits for grid in fit)
+    names = (str(grid).upper() for grid in fit if grid.bits == narrowest)
+    return ", ".join(name if "F" in name else f"FP{narrowest} {name}" for name in names)
+
+
+def table_c1_rows() -> dict[str, list[tuple[float | str, float | str | None]]]:
+    """Return the rows of Table C.1 by id; a row has for each of WIDTHS our value (by search) and the paper's.
+
+    In the paper's text, "FP8 E4M3, E3M4" is written out as "FP8 E4M3, FP8 E3M4".
+    """
     mantissa = [least_mantissa_bits(bits, ties=False) for bits in WIDTHS]
     exponent = [least_exponent_bits(bits, after_noise=True) for bits in WIDTHS]
     ours: dict[str, list[float | str]] = {
         "exponent": [float(least_exponent_bits(bits, after_noise=False)) for bits in WIDTHS],
         "exponent-sampled": [*map(float, exponent)],
         "mantissa-sampled": [*map(float, mantissa)],
-        "format": [", ".join(formats_for(e, m)) for e, m in zip(exponent, mantissa, strict=True)],
+        "format": [*map(formats_for, exponent, mantissa)],
     }
-    printed = {row.id: [_plain(v) for v in row.values or row.text] for row in paper("gaussws").table("Table C.1").rows}
-    return {name: list(zip(values, printed[name], strict=True)) for name, values in ours.items()}
-
-
-def _plain(value: float | str | None) -> float | str:
-    """Return a value of the paper's table; in text, write "FP8 E4M3, E3M4" out as "FP8 E4M3, FP8 E3M4"."""
-    assert value is not None
-    return value.replace("FP8 E4M3, E3M4", "FP8 E4M3, FP8 E3M4") if isinstance(value, str) else value
+    rows = {row.id: row.values or row.text for row in paper("gaussws").table("Table C.1").rows}
+    rows["format"] = tuple(str(text).replace("FP8 E4M3, E3M4", "FP8 E4M3, FP8 E3M4") for text in rows["format"])
+    return {name: list(zip(values, rows[name], strict=True)) for name, values in ours.items()}

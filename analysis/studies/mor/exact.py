@@ -9,9 +9,10 @@ BF16 values exactly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,34 +50,39 @@ def hard_tensors() -> dict[str, Tensor]:
     }
 
 
-@dataclass(frozen=True)
-class Quantized:
-    """A hard case x, its quantization y, statistics by block, and its encoding with scales and group scales."""
+class Quantized(NamedTuple):
+    """A hard case x, its quantization y, statistics by block, and its encoding."""
 
     x: Tensor
     y: Tensor
     stats: QuantStats
     packed: Packed
-    scales: Tensor  # the blocks' exponents, stored as codes
-    mantissas: Tensor  # the scales' mantissas, which the blocks of a group share
+
+    @property
+    def scales(self) -> Tensor:
+        """The blocks' exponents, stored as codes."""
+        assert self.packed.scales is not None
+        return self.packed.scales
+
+    @property
+    def mantissas(self) -> Tensor:
+        """The scales' mantissas, which the blocks of a group share."""
+        assert self.packed.group_scales is not None
+        return self.packed.group_scales
+
+
+def quantize(x: Tensor, quantizer: Quantizer) -> Quantized:
+    return Quantized(x, *fake_quantize(x, quantizer, stats="block"), encode(x, quantizer))
 
 
 @cache
 def quantized() -> list[Quantized]:
     """Return all hard cases: every tensor of `hard_tensors`, quantized with both formats and blocks of five sizes."""
-    found, blocks = [], ("tensor", "channel", "128x128", "64x64", "1x128")
-    for x, element, block in product(hard_tensors().values(), ("e4m3", "e5m2"), blocks):
-        quantizer, source = Quantizer(format=element, block=block, scaling="gam"), x.bfloat16()
-        y, stats = fake_quantize(source, quantizer, stats="block")
-        found.append(Quantized(source, y, stats, *_encoded(source, quantizer)))
-    return found
-
-
-def _encoded(x: Tensor, quantizer: Quantizer) -> tuple[Packed, Tensor, Tensor]:
-    packed = encode(x, quantizer)
-    assert packed.scales is not None
-    assert packed.group_scales is not None
-    return packed, packed.scales, packed.group_scales
+    blocks = ("tensor", "channel", "128x128", "64x64", "1x128")
+    return [
+        quantize(x.bfloat16(), Quantizer(format=element, block=block, scaling="gam"))
+        for x, element, block in product(hard_tensors().values(), ("e4m3", "e5m2"), blocks)
+    ]
 
 
 @exact("mor", "M1")
@@ -103,37 +109,30 @@ def m1() -> dict[str, Exact]:
     holds = not saturated and max(used) <= 1 + 2.0**-22  # float32 rounds the ideal scale and its product
     words = f"{saturated or 'no'} elements saturate in {len(used):,} blocks of {len(quantized())} hard cases"
     span = f"blocks' greatest magnitudes are between {min(used):.4f} and {max(used):.4f} times the maximum"
+    kept = Exact(not lost, f"quantization changes {lost or 'none'} of them")
     return {
         "nothing saturates": Exact(holds, words, notes),
         "blocks use more than half of the range": Exact(min(used) > 0.5, span),
-        "a tensor's greatest magnitude keeps its precision": Exact(
-            not lost, f"quantization changes {lost or 'none'} of them"
-        ),
+        "a tensor's greatest magnitude keeps its precision": kept,
     }
 
 
 @exact("mor", "M2")
 def m2() -> dict[str, Exact]:
     """Check how many bits store the scales, and that decoding with only them gives the quantized values exactly."""
-    restored, widths, rest = 0, set(), set()
+    restored, widths, rest, cases = 0, set(), set(), len(quantized())
     for one in quantized():
         word = one.mantissas.view(torch.int32)
         rebuilt = ((word & MANTISSA) | ONE_TO_TWO).view(torch.float32)
         restored += torch.equal(decode(replace(one.packed, group_scales=rebuilt)), one.y)
         widths.add(8 * one.scales.element_size())
         rest |= set((word & ~MANTISSA).flatten().tolist())
-    bits, cases = MANTISSA.bit_count() if rest == {ONE_TO_TWO} else 32, len(quantized())
-    words = (
-        f"{bits} bits of the group's scale vary; with only these, {restored} of {cases} hard cases are restored to the "
-        "bit"
-    )
+    bits, varying = MANTISSA.bit_count() if rest == {ONE_TO_TWO} else 32, "bits of the group's scale vary"
+    words = f"{bits} {varying}; with only these, {restored} of {cases} hard cases are restored to the bit"
     return {
         "8 bits a block": Exact(max(widths) == 8, f"packed tensors have {max(widths)} bits for each block"),
         "23 bits a tensor": Exact(bits == 23 and restored == cases, words),
     }
-
-
-GROUPINGS = tuple(Quantizer(format="e4m3", block="64x64", scaling="gam", group=group) for group in ("tensor", "row"))
 
 
 @exact("mor", "M21")
@@ -144,22 +143,22 @@ def m21(count: int = 24) -> dict[str, Exact]:
     scale by which the block is multiplied before rounding is too small.
     """
     g = torch.Generator().manual_seed(1)
-    (whole, rows), worse, bits = ([], []), 0, [0.0, 0.0]  # type: tuple[list[float], list[float]], int, list[float]
-    for _ in range(count):
-        x = torch.exp(2.5 * torch.randn(256, 256, generator=g)).bfloat16()
-        for i, (quantizer, errors) in enumerate(zip(GROUPINGS, (whole, rows), strict=True)):
-            errors.append(float(((fake_quantize(x, quantizer).double() - x.double()).abs() / x.double()).mean()))
-            _, scales, mantissas = _encoded(x, quantizer)
-            bits[i] = 8 * scales.element_size() + 23 * mantissas.numel() / scales.numel()
-        worse += rows[-1] > whole[-1]
-    one, each = sum(whole) / count, sum(rows) / count
+    tensors = [torch.exp(2.5 * torch.randn(256, 256, generator=g)).bfloat16() for _ in range(count)]
+    errors, bits = [], []
+    for group in ("tensor", "row"):
+        quantizer = Quantizer(format="e4m3", block="64x64", scaling="gam", group=group)
+        found = [quantize(x, quantizer) for x in tensors]
+        errors.append([float(((one.y.double() - one.x.double()).abs() / one.x.double()).mean()) for one in found])
+        scales, mantissas = found[0].scales, found[0].mantissas
+        bits.append(8 * scales.element_size() + 23 * mantissas.numel() / scales.numel())
+    worse = sum(rows > whole for whole, rows in zip(*errors, strict=True))
+    one, each = (sum(some) / count for some in errors)
+    more = f"scales take {bits[0]:.2f} bits per block with one group, {bits[1]:.2f} with one a row"
+    less = (
+        f"mean relative error {one:.4%} with one group, {each:.4%} with one for each row; greater in "
+        f"{worse or 'none'} of {count} heavy-tailed tensors"
+    )
     return {
-        "smaller groups take more bits": Exact(
-            bits[1] > bits[0], f"scales take {bits[0]:.2f} bits per block with one group, {bits[1]:.2f} with one a row"
-        ),
-        "smaller groups err less": Exact(
-            each < one and not worse,
-            f"mean relative error {one:.4%} with one group, {each:.4%} with one for each row; "
-            f"greater in {worse or 'none'} of {count} heavy-tailed tensors",
-        ),
+        "smaller groups take more bits": Exact(bits[1] > bits[0], more),
+        "smaller groups err less": Exact(each < one and not worse, less),
     }

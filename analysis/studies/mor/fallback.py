@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -22,16 +23,8 @@ from fewbits.analysis.figures.series import band_of, means_of
 from fewbits.analysis.figures.theme import QUIET, STYLES, Style
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
-from fewbits.analysis.studies.mor.tensors import (
-    ONE,
-    THRESHOLD,
-    TRUNK,
-    TWO,
-    WATCHED,
-    fallback_over_steps,
-    fallback_shares,
-    tensors,
-)
+from fewbits.analysis.studies.mor import tensors
+from fewbits.analysis.studies.mor.tensors import ONE, THRESHOLD, TRUNK, TWO, WATCHED
 from fewbits.kernels.quantizer import Mixture
 from fewbits.sweeps.planning.store import State
 
@@ -56,7 +49,7 @@ def line_of(found: Values, style: Style, label: str) -> Line:
 def figure_10(results: Results) -> Picture:
     """Draw the share of decisions for BF16 over the steps of the trunk and of the arms that branch from it."""
     found = {place: sweep_places(results, "partitions", where) for place, where in (("1", ONE), ("2", TWO))}
-    shares = {place: fallback_over_steps(part) for place, part in found.items() if isinstance(part, Results)}
+    shares = {place: tensors.fallback_over_steps(part) for place, part in found.items() if isinstance(part, Results)}
     if not shares:
         return not_planned(results)
     if all(frame.empty for frame in shares.values()):
@@ -121,7 +114,7 @@ def thresholds(results: Results) -> Picture:
     changes: dict[str, list[Line]] = {}
     for (sweep, arm, rest), trials in lines.items():
         part, trial = results.of_sweep(sweep), results.plan.trials[next(iter(trials.values()))].trial
-        fallback = fallback_shares(tensors(part))
+        fallback = tensors.fallback_shares(tensors.tensors(part))
         measures: dict[int, dict[float, Sequence[float]]] = {}
         for text in trials:
             where = {**dict(rest), AXIS: text}
@@ -141,18 +134,13 @@ def thresholds(results: Results) -> Picture:
         return NoData("no trial with a threshold is finished")
 
     def draw() -> Figure:
-        words, x = "validation loss,\nchange from BF16, %", "threshold, %"
-        above = [
-            Panel(m, tuple(ls), (PAPERS,), y_label=SHARES, x_axis="percent", y_axis="percent", y_limits=(0, None))
-            for m, ls in shares.items()
-        ]
-        zero = (Rule(0, "text"), PAPERS)
-        below = [
-            Panel("", tuple(ls), zero, x_label=x, y_label=words, x_axis="percent", y_axis="change")
-            for ls in changes.values()
-        ]
-        rows = [[row[0], *(replace(one, y_label="") for one in row[1:])] for row in (above, below)]
-        return curve_figure(rows, height=4.4, sharex=True, sharey="row")
+        options: dict[str, Any] = {"x_axis": "percent", "y_limits": (0, None), "y_axis": "percent"}
+        above = [Panel(model, tuple(lines), (PAPERS,), **options) for model, lines in shares.items()]
+        options |= {"x_label": "threshold, %", "y_limits": (None, None), "y_axis": "change"}
+        below = [Panel("", tuple(lines), (Rule(0, "text"), PAPERS), **options) for lines in changes.values()]
+        above[0] = replace(above[0], y_label=SHARES)
+        below[0] = replace(below[0], y_label="validation loss,\nchange from BF16, %")
+        return curve_figure([above, below], height=4.4, sharex=True, sharey="row")
 
     trials_shown = tuple(dict.fromkeys(m.id for m in results.members if AXIS in dict(m.cell.axes)))
     notes = ("Means over seeds with 90 % intervals. Colours stand for blocks, dashes for scalings.",)
@@ -176,7 +164,7 @@ def ladder(results: Results) -> Picture:
     measures = {
         "error of the gradient, %": (part.numbers("gradient_error"), RECIPES),
         "increase of the loss, %": (part.numbers("increase_relative"), RECIPES),
-        SHARES: (fallback_shares(tensors(part)), RECIPES[:1]),
+        SHARES: (tensors.fallback_shares(tensors.tensors(part)), RECIPES[:1]),
     }
     found: dict[str, dict[str, dict[float, list[float]]]] = {title: {} for title in measures}
     for title, (numbers, arms) in measures.items():
@@ -189,22 +177,12 @@ def ladder(results: Results) -> Picture:
     last = (PaperMark(1 - NUMBERS["threshold-share"].value, STYLES[0]),)
 
     def draw() -> Figure:
-        panels = [
-            Panel(
-                lines=tuple(
-                    line_of(sizes, STYLES[RECIPES.index(arm)], arm_table("mor").label(arm))
-                    for arm, sizes in arms.items()
-                ),
-                rules=(Rule(0, "text"),),
-                paper=last if title == SHARES else (),
-                x_label="parameters, M",
-                y_label=title,
-                x_axis="log",
-                y_axis="percent",
-                y_limits=(0 if title == SHARES else None, None),
-            )
-            for title, arms in found.items()
-        ]
+        panels, label = [], arm_table("mor").label
+        for title, arms in found.items():
+            lines = tuple(line_of(sizes, STYLES[RECIPES.index(arm)], label(arm)) for arm, sizes in arms.items())
+            marks, limits = (last, (0, None)) if title == SHARES else ((), (None, None))
+            axes: dict[str, Any] = {"x_label": "parameters, M", "y_label": title, "x_axis": "log", "y_axis": "percent"}
+            panels.append(Panel("", lines, (Rule(0, "text"),), marks, y_limits=limits, **axes))
         return curve_figure([panels], height=2.6, paper="the paper's threshold")
 
     notes = (

@@ -26,22 +26,8 @@ from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure,
 from fewbits.analysis.figures.theme import SMALL, theme
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
-from fewbits.analysis.studies.mor.tensors import (
-    DY,
-    DY_COLUMNS,
-    EDGES,
-    ONE,
-    THRESHOLD,
-    TITLES,
-    TRUNK,
-    TWO,
-    W_COLUMNS,
-    X_COLUMNS,
-    W,
-    X,
-    counts,
-    decisions,
-)
+from fewbits.analysis.studies.mor import tensors
+from fewbits.analysis.studies.mor.tensors import DY, EDGES, FC1, FC2, ONE, QKV, THRESHOLD, TITLES, TRUNK, TWO, W, X
 from fewbits.sweeps.planning.store import State
 
 ERROR = "mean relative error in E4M3, %"
@@ -54,8 +40,13 @@ draw_histograms = partial(
 Kinds = dict[str, str]  # label of a tensor, or of one direction of it → operand slot
 Layers = Callable[[int], list[int]]  # returns the indices of the layers to show, given their number
 FORWARD, GRADIENT = {"input": X, "weight": W}, {"grad": DY}
-FORWARD_APART = {"input rows": X, "input columns": X_COLUMNS, "weight rows": W, "weight columns": W_COLUMNS}
-GRADIENTS_APART = {"grad rows": DY, "grad columns": DY_COLUMNS}
+FORWARD_APART = {
+    "input rows": X,
+    "input columns": tensors.X_COLUMNS,
+    "weight rows": W,
+    "weight columns": tensors.W_COLUMNS,
+}
+GRADIENTS_APART = {"grad rows": DY, "grad columns": tensors.DY_COLUMNS}
 
 
 def ends(layers: int, each: int) -> list[int]:
@@ -63,9 +54,9 @@ def ends(layers: int, each: int) -> list[int]:
     return list(range(layers)) if layers <= 2 * each else [*range(each), *range(layers - each, layers)]
 
 
-def spaced(layers: int, most: int) -> list[int]:
-    """Return the indices of at most `most` evenly spaced layers of a model, including the first and the last."""
-    return sorted({round(i) for i in np.linspace(0, layers - 1, min(most, layers))})
+def spaced(count: int, most: int) -> list[int]:
+    """Return at most `most` evenly spaced indices of `count` things, including the first and the last."""
+    return sorted({round(i) for i in np.linspace(0, count - 1, min(most, count))})
 
 
 def error_map(results: Results, arm: str, where: Where, kinds: Kinds, layers: Layers) -> Picture:
@@ -77,16 +68,12 @@ def error_map(results: Results, arm: str, where: Where, kinds: Kinds, layers: La
     return FigureResult(lambda: draw_histograms([_map(rows)]), _ids(frame), (_note(frame, arm),))
 
 
-def _first_two(layers: int) -> list[int]:
-    return list(range(min(layers, 2)))
-
-
 _MAPS: tuple[tuple[str, str, Where, Kinds, Layers], ...] = (
     ("Figure 12", "block", ONE, FORWARD, partial(ends, each=3)),
     ("Figure 13", "block", ONE, GRADIENT, partial(ends, each=3)),
     ("Figure 15", "block", TWO, FORWARD, partial(ends, each=3)),
     ("Figure 16", "block", TWO, GRADIENT, partial(ends, each=6)),
-    ("Figure 18", "channel", ONE, FORWARD_APART, _first_two),
+    ("Figure 18", "channel", ONE, FORWARD_APART, lambda layers: list(range(min(layers, 2)))),
     ("Figure 19", "channel", ONE, GRADIENTS_APART, partial(ends, each=4)),
 )
 for _id, _arm, _where, _kinds, _of in _MAPS:
@@ -127,34 +114,28 @@ def over_steps(results: Results) -> Picture:
     part = sweep_places(results, "partitions", ONE)
     if isinstance(part, NotPlanned):
         return part
-    frame = decisions(part)
+    frame = tensors.decisions(part)
     frame = frame[frame["arm"].isin((TRUNK, "block")) & (frame["block"] == 0)]
     if frame.empty:
         return NoData("no window of layer 1 was recorded, so there are no errors to show")
-    steps = spaced_steps(sorted(frame["line_step"].unique()))
     arms = frame.groupby("line_step")["arm"].first()
+    steps = [arms.index[i] for i in spaced(len(arms), 40)]
 
     def rows(part_name: str, slot: str) -> list[HeatRow]:
         of = frame[(frame["part"] == part_name) & (frame["slot"] == slot)]
         groups = {step: "BF16 trunk" if arms[step] == TRUNK else "Block" for step in steps}
-        return [histogram_row(f"{step:,}", counts(of[of["line_step"] == step]), groups[step]) for step in steps]
+        return [histogram_row(f"{step:,}", tensors.counts(of[of["line_step"] == step]), groups[step]) for step in steps]
 
     def draw() -> Figure:
-        shown = (("fc2 input", "down", X), ("fc1 grad", "up", DY), ("linear_qkv grad", "qkv", DY))
-        maps = [replace(_map(rows(layer, slot), title), x_label="") for title, layer, slot in shown]
-        maps[1] = replace(maps[1], x_label=ERROR)
+        shown = (("fc2 input", FC2, X, ""), ("fc1 grad", FC1, DY, ERROR), ("linear_qkv grad", QKV, DY, ""))
+        maps = [replace(_map(rows(layer, slot), title), x_label=label) for title, layer, slot, label in shown]
         drawn = draw_histograms(maps, beside=True)
         options: Any = {"fontsize": SMALL, "color": theme().quiet, "xycoords": "axes fraction", "ha": "right"}
         drawn.axes[0].annotate("step", (0, 1), (-8, 4), textcoords="offset points", **options)
         return drawn
 
     notes = ("Layer 1. The trunk quantizes nothing; its errors are the errors that E4M3 would have had.",)
-    return FigureResult(draw, _ids(frame), notes + _seeds(frame))
-
-
-def spaced_steps(steps: Sequence[int], most: int = 40) -> list[int]:
-    """Return at most `most` of these steps, evenly spaced, including the first and the last."""
-    return [steps[i] for i in spaced(len(steps), most)]
+    return FigureResult(draw, _ids(frame), (*notes, _seeds(frame)))
 
 
 @figure("mor", "Figure 17")
@@ -163,12 +144,11 @@ def beside_block(results: Results) -> Picture:
 
     The tensors are the ones that the MoR paper names: FC2's input and the gradients of QKV and FC1.
     """
-    frames = {arm: _last(results, arm, ONE) for arm in ("tensor", "block")}
-    first = frames["tensor"]
+    first, second = (_last(results, arm, ONE) for arm in ("tensor", "block"))
     if not isinstance(first, pd.DataFrame):
         return first
-    named: tuple[tuple[str, Kinds], ...] = (("down", {"input": X}), ("qkv", GRADIENT), ("up", GRADIENT))
-    found = {arm: frame for arm, frame in frames.items() if isinstance(frame, pd.DataFrame)}
+    found = {"tensor": first} | ({"block": second} if isinstance(second, pd.DataFrame) else {})
+    named: tuple[tuple[str, Kinds], ...] = ((FC2, {"input": X}), (QKV, GRADIENT), (FC1, GRADIENT))
     layers = spaced(_layers(first), 8)
     rows = {
         arm: [row for layer in layers for part, kind in named for row in _rows(frame, [layer], kind, (part,))]
@@ -199,7 +179,7 @@ def _last(results: Results, arm: str, where: Where) -> pd.DataFrame | NoData | N
     part = sweep_places(results, "partitions", where)
     if isinstance(part, NotPlanned) or not part.has(arm):
         return not_planned(results)
-    frame = decisions(part)
+    frame = tensors.decisions(part)
     frame = last_windows(frame[(frame["arm"] == arm) & (frame["state"] == State.DONE)])
     label = arm_table("mor").label(arm)
     return NoData(f"no trial of {label} is done and has recorded errors") if frame.empty else frame
@@ -216,8 +196,8 @@ def _rows(frame: pd.DataFrame, layers: Iterable[int], kinds: Kinds, parts: Seque
         of = frame[frame["block"] == layer]
         for part in parts or [p for p in TITLES if p in set(of["part"])]:
             for label, slot in kinds.items():
-                rows = of[(of["part"] == part) & (of["slot"] == slot)]
-                found.append(histogram_row(f"{TITLES[part]} {label}", counts(rows), f"layer {layer + 1}"))
+                counts = tensors.counts(of[(of["part"] == part) & (of["slot"] == slot)])
+                found.append(histogram_row(f"{TITLES[part]} {label}", counts, f"layer {layer + 1}"))
     return found
 
 
@@ -229,13 +209,13 @@ def _ids(frame: pd.DataFrame) -> tuple[str, ...]:
     return tuple(dict.fromkeys(frame["id"]))
 
 
-def _seeds(frame: pd.DataFrame) -> tuple[str, ...]:
+def _seeds(frame: pd.DataFrame) -> str:
     seeds = frame["seed"].nunique()
-    return (f"Counts are summed over {seeds} seeds.",) if seeds > 1 else ("One seed.",)
+    return f"Counts are summed over {seeds} seeds." if seeds > 1 else "One seed."
 
 
 def _note(frame: pd.DataFrame, arm: str) -> str:
     """Return a note with the arm, the number of mini-batches that a heat map's row counts, and the number of seeds."""
     batches = int(frame.groupby(["layer", "slot"])["batches"].sum().max())
-    label, (seeds,) = arm_table("mor").label(arm), _seeds(frame)
-    return f"{label}, the last window: {batches:,} mini-batches (micro-batches of all ranks) per row. {seeds}"
+    label = arm_table("mor").label(arm)
+    return f"{label}, the last window: {batches:,} mini-batches (micro-batches of all ranks) per row. {_seeds(frame)}"

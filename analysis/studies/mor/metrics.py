@@ -11,40 +11,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import product
-from statistics import fmean, median
+from statistics import fmean
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
 from fewbits.analysis.engine.claims.hooks import Between, measure, metric
-from fewbits.analysis.engine.results.data import Differences, Measured, NoData, NotPlanned
+from fewbits.analysis.engine.claims.pairs import score_distance
+from fewbits.analysis.engine.results.data import Measured
 from fewbits.analysis.engine.results.frames import Results, last_windows
-from fewbits.analysis.engine.results.places import pairs_of, scope_of
 from fewbits.analysis.studies.mor import tensors
-from fewbits.analysis.studies.mor.tensors import (
-    DY,
-    DY_COLUMNS,
-    FC1,
-    FC2,
-    FORWARD,
-    KEY,
-    OUT,
-    PARTS,
-    QKV,
-    THRESHOLD,
-    X_COLUMNS,
-    Seen,
-    W,
-    X,
-    by_id,
-    first_windows,
-)
+from fewbits.analysis.studies.mor.tensors import DY, FC1, FC2, OUT, PARTS, QKV, Seen, X, blocks_of, numbers
 from fewbits.models.observer import ENTRIES
 
+THRESHOLD = tensors.THRESHOLD
 FLOOR = math.log2(math.e) / 64  # E4M3's mean relative error for log-uniform magnitudes: 1/32 · 0.5 / ln 2
 LEAST = 0.0005  # added to each excess, so that two tensors near the floor (2.17 to 2.25 %) have a ratio near 1
 # M12: the paper's model has 32 blocks, and after the ninth block no tensor of the forward pass falls back.
@@ -60,20 +44,12 @@ Of = Callable[[Seen], float]
 
 
 def excess(error: float) -> float:
-    """Return LEAST plus the amount by which a tensor's error exceeds FLOOR; an error below FLOOR counts as FLOOR.
-
-    FLOOR, about 2.25 %, is the mean relative error of values in E4M3's normal range. LEAST is a small constant, so that
-    the ratio of two excesses is near 1 if both errors are near FLOOR.
-    """
+    """Return LEAST plus the amount by which a tensor's error exceeds FLOOR; an error below FLOOR counts as FLOOR."""
     return max(0.0, error - FLOOR) + LEAST
 
 
-def is_fc2_input(block: int, part: str, slot: str) -> bool:
-    return (part, slot) == (FC2, X)
-
-
-def is_other_forward(block: int, part: str, slot: str) -> bool:
-    return slot in FORWARD and not is_fc2_input(block, part, slot)
+def _ratio(above: float, below: float) -> float:
+    return excess(above) / excess(below)
 
 
 # -------------------------------------------------------------------------------- decisions
@@ -84,13 +60,13 @@ def fallback_share(results: Results) -> Numbers:
     return tensors.fallback_shares(tensors.tensors(results))
 
 
-def _entry(place: int) -> Callable[[Results], Numbers]:
-    """Return a metric: a trial's share of decisions for the quantizer with this index in the mixture."""
-    return lambda results: by_id(results.numerics().groupby("id")[f"share_{place}"].mean().dropna())
+def _entry(results: Results, place: int) -> Numbers:
+    """Return each trial's share of decisions for the quantizer with this index in the mixture."""
+    return tensors.by_id(results.numerics().groupby("id")[f"share_{place}"].mean().dropna())
 
 
 for _place in range(ENTRIES):
-    metric("mor", f"entry_{_place}_share", SHARE)(_entry(_place))
+    metric("mor", f"entry_{_place}_share", SHARE)(partial(_entry, place=_place))
 
 
 @metric("mor", "fallback_ratio")
@@ -99,12 +75,8 @@ def fallback_ratio(results: Results) -> Between:
 
     The function returns None if a share is missing or the baseline's share is 0.
     """
-    shares = tensors.fallback_shares(tensors.tensors(results))
-
-    def ratio(ours: str, baseline: str) -> float | None:
-        return shares[ours] / shares[baseline] if {ours, baseline} <= set(shares) and shares[baseline] else None
-
-    return ratio
+    shares = fallback_share(results)
+    return lambda ours, baseline: shares[ours] / shares[baseline] if ours in shares and shares.get(baseline) else None
 
 
 @metric("mor", "below_threshold", SHARE)
@@ -115,13 +87,13 @@ def below_threshold(results: Results) -> Numbers:
 @metric("mor", "mean_error")
 def mean_error(results: Results) -> Numbers:
     """Return the mean relative error over all tensors and windows of steps, by trial."""
-    return by_id(tensors.tensors(results).groupby("id")["error"].mean())
+    return tensors.by_id(tensors.tensors(results).groupby("id")["error"].mean())
 
 
 def _by_side(results: Results) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
     """Yield (trial, tensors whose error exceeds THRESHOLD, all others) for trials that have both."""
     rows = tensors.tensors(results).dropna(subset=["flushed"])
-    for trial, seen in rows.groupby(KEY)[["error", "flushed"]].mean().groupby("id"):
+    for trial, seen in rows.groupby(tensors.KEY)[["error", "flushed"]].mean().groupby("id"):
         exceeds = seen["error"] > THRESHOLD
         if exceeds.any() and not exceeds.all():
             yield str(trial), seen[exceeds], seen[~exceeds]
@@ -142,49 +114,34 @@ def rescued_by_exact_zeros(results: Results) -> Numbers:
 def separated_by_flushing(results: Results) -> Numbers:
     """Return how often a tensor above THRESHOLD has a greater share of flushed values than one below it, by trial."""
     found = {}
-    for trial, above, below in _by_side(results):
-        pairs = above["flushed"].to_numpy()[:, None] - below["flushed"].to_numpy()[None, :]
+    for trial, above, under in _by_side(results):
+        pairs = above["flushed"].to_numpy()[:, None] - under["flushed"].to_numpy()[None, :]
         found[trial] = float((pairs > 0).mean() + (pairs == 0).mean() / 2)
     return found
 
 
-# -------------------------------------------------------------------------------- downstream scores
+# -------------------------------------------------------------------------------- downstream scores, parameter norms
+
+
+def _score_distance(results: Results, arms: tuple[str, ...], where: Mapping[str, str]) -> Measured:
+    names = list(filter(SCORE.fullmatch, results.metrics()))
+    return score_distance(results, arms, "bf16", names, where=where)
 
 
 @measure("mor", "M4")
 def m4(results: Results) -> Mapping[str, Measured]:
     """Return the median distance of downstream scores from BF16's, in points, over tasks and partitions."""
     arms = ("block", "tensor", "channel")
-    return {f"configuration {one}": median_distance(results, arms, {"configuration": one}) for one in ("1", "2")}
+    return {
+        f"configuration {one['configuration']}": _score_distance(results, arms, one)
+        for one in (tensors.ONE, tensors.TWO)
+    }
 
 
 @measure("mor", "M17")
 def m17(results: Results) -> Mapping[str, Measured]:
     """Return the same median distance for two-way selection."""
-    return {"downstream scores": median_distance(results, ("two-way",), {"configuration": "1"})}
-
-
-def median_distance(results: Results, arms: Sequence[str], where: Mapping[str, str]) -> Measured:
-    """Return, by seed, the median over tasks and arms of |score − BF16's score|, in points."""
-    by_seed: dict[int, list[float]] = defaultdict(list)
-    ids: list[str] = []
-    for arm in arms:
-        found = scope_of(results, (arm, "bf16"), (), where)
-        if found is None:
-            return NotPlanned(f"not run at this scale ({results.scale_name})")
-        seeds = {member.id: member.cell.seed for member in found.results.members}
-        for ours, base in pairs_of(found):
-            ids += [ours, base]
-            for name in filter(SCORE.fullmatch, results.metrics()):
-                scores = found.results.numbers(name)
-                if {ours, base} <= set(scores):
-                    by_seed[seeds[ours]].append(100 * abs(scores[ours] - scores[base]))
-    values = tuple(median(one) for one in by_seed.values())
-    trials = tuple(dict.fromkeys(ids))
-    return Differences(values, trials=trials, observed=True) if values else NoData("no stored scores", trials)
-
-
-# -------------------------------------------------------------------------------- parameter norms
+    return {"downstream scores": _score_distance(results, ("two-way",), tensors.ONE)}
 
 
 @metric("mor", "norm_distance")
@@ -219,175 +176,152 @@ def norm_distance(results: Results) -> Between:
 # -------------------------------------------------------------------------------- errors by tensor
 
 
-def _register(name: str, number: Of, column: str = "error", bounds: tuple[float, float] | None = None) -> None:
-    """Register the metric `name`, which `number` computes from one value for each of a trial's tensors.
-
-    A tensor's value is a mean over the tensor's rows in the trial's last window of steps. column: the averaged column
-    of the table that `tensors.tensors` returns. bounds: the smallest and the largest possible value of the metric, if
-    there are such values.
-    """
-    metric("mor", name, bounds)(lambda results: tensors.numbers(results, number, column))
-
-
-def _ratio(above: float, below: float) -> float:
-    """Return the excess of the error `above` divided by that of the error `below` (see `excess`)."""
-    return excess(above) / excess(below)
-
-
 def early(seen: Seen) -> list[int]:
-    """Return the numbers, counted from 1, of the blocks that correspond to the first 9 of the paper's 32 blocks.
+    """Return the first 9/32 of the model's blocks, at least one.
 
-    These are the first 9/32 of the model's blocks, at least one. In the MoR paper, no tensor of the forward pass falls
-    back after block 9.
+    In the MoR paper, no tensor of the forward pass falls back after block 9 of 32.
     """
-    return seen.blocks[: max(1, round(len(seen.blocks) * NOTHING_AFTER / PAPERS_BLOCKS))]
+    return blocks_of(seen)[: max(1, round(len(blocks_of(seen)) * NOTHING_AFTER / PAPERS_BLOCKS))]
 
 
-def _mean_early(part: str, slot: str) -> Of:
-    return lambda seen: fmean(seen.of(block, part, slot) for block in early(seen))
+def _mean_early(seen: Seen, part: str, slot: str) -> float:
+    return fmean(seen[block, part, slot] for block in early(seen))
 
 
-def _gradients(seen: Seen, block: int) -> float:
-    return fmean(seen.of(block, part, DY) for part in PARTS)
+def _others(seen: Seen) -> float:
+    """Return the greatest error of the forward pass's tensors other than FC2's input."""
+    return max(value for (_, part, slot), value in seen.items() if slot in tensors.FORWARD and (part, slot) != (FC2, X))
+
+
+def _later(seen: Seen) -> float:
+    """Return the greatest error of the forward pass's tensors in blocks that are not early."""
+    first = early(seen)
+    return max(value for (block, _, slot), value in seen.items() if slot in tensors.FORWARD and block not in first)
 
 
 def last_gradients(seen: Seen) -> float:
     """Return the excess of the last block's gradients divided by the greatest excess of an earlier block's gradients.
 
-    An excess is the amount by which an error exceeds E4M3's floor of about 2.25 % (see `excess`). The errors of a
-    block's gradients are averaged first. Block 1 is left out, because the MoR paper says that its gradients have high
-    errors, too.
+    The errors of a block's gradients are averaged first. Block 1 is left out, because the MoR paper says that its
+    gradients have high errors, too.
     """
-    *others, end = seen.blocks
-    return _ratio(_gradients(seen, end), max(_gradients(seen, block) for block in others[1:]))
+    _, *others, end = (fmean(seen[block, part, DY] for part in PARTS) for block in blocks_of(seen))
+    return _ratio(end, max(others))
 
 
 def gradients_by_part(seen: Seen) -> float:
     """Return (mean excess of the gradients of qkv and FC1) / (mean excess of those of the output projection and FC2).
 
-    An excess is the amount by which an error exceeds E4M3's floor of about 2.25 % (see `excess`). The last block is
-    left out, because the MoR paper says that all its gradients have high errors.
+    The last block is left out, because the MoR paper says that all its gradients have high errors.
     """
-    before = seen.blocks[:-1]
-
-    def mean(*parts: str) -> float:
-        return fmean(excess(seen.of(block, part, DY)) for block, part in product(before, parts))
-
-    return mean(QKV, FC1) / mean(OUT, FC2)
+    above, under = (
+        fmean(excess(seen[block, part, DY]) for block, part in product(blocks_of(seen)[:-1], parts))
+        for parts in ((QKV, FC1), (OUT, FC2))
+    )
+    return above / under
 
 
 def early_fc1_gradients(seen: Seen) -> float:
     """Return (least excess of FC1's gradient in the first 6/32 of the blocks) / (its mean in later blocks).
 
-    An excess is the amount by which an error exceeds E4M3's floor (see `excess`). At least two blocks count as
-    early, and the last block does not count.
+    At least two blocks count as early, and the last block does not count.
     """
-    count = max(2, round(len(seen.blocks) * FIRST_GRADIENTS / PAPERS_BLOCKS))
-    first, later = seen.blocks[:count], seen.blocks[count:-1]
-    return min(excess(seen.of(b, FC1, DY)) for b in first) / fmean(excess(seen.of(b, FC1, DY)) for b in later)
+    count = max(2, round(len(blocks_of(seen)) * FIRST_GRADIENTS / PAPERS_BLOCKS))
+    excesses = [excess(seen[block, FC1, DY]) for block in blocks_of(seen)[:-1]]
+    return min(excesses[:count]) / fmean(excesses[count:])
 
 
 def error_by_depth(seen: Seen) -> float:
     """Return the rank correlation of a block's number and the error of its qkv and FC1 gradients, without the ends."""
-    between = seen.blocks[1:-1]
-    errors = [fmean(seen.of(block, part, DY) for part in (QKV, FC1)) for block in between]
+    between = blocks_of(seen)[1:-1]
+    errors = [fmean(seen[block, part, DY] for part in (QKV, FC1)) for block in between]
     return 0.0 if len(set(errors)) < 2 else float(stats.spearmanr(between, errors).statistic)
-
-
-def _mean_fallback(part: str) -> Of:
-    return lambda seen: fmean(seen.of(block, part, DY) for block in seen.blocks)
 
 
 def directions(seen: Seen) -> float:
     """Return the excess of a gradient in its worse direction divided by the excess in its better direction.
 
-    An excess is the amount by which an error exceeds E4M3's floor of about 2.25 % (see `excess`). The directions are
-    rows and columns. The result is the geometric mean over the gradients of all blocks and parts.
+    The directions are rows and columns. The result is the geometric mean over the gradients of all blocks and parts.
     """
-    pairs = [(seen.of(b, p, DY), seen.of(b, p, DY_COLUMNS)) for b, p in product(seen.blocks, PARTS)]
+    pairs = ((seen[b, p, DY], seen[b, p, tensors.DY_COLUMNS]) for b, p in product(blocks_of(seen), PARTS))
     return float(np.exp(np.mean([abs(math.log(_ratio(*pair))) for pair in pairs])))
 
 
 def fc2_directions(seen: Seen) -> float:
     """Return (excess of FC2's input by rows) / (its excess by columns), the geometric mean over the first FEW blocks.
 
-    An excess is the amount by which an error exceeds E4M3's floor of about 2.25 % (see `excess`). FEW is the number of
-    blocks that MoR's Figure 18 shows.
+    FEW is the number of blocks that MoR's Figure 18 shows.
     """
-    pairs = [(seen.of(block, FC2, X), seen.of(block, FC2, X_COLUMNS)) for block in seen.blocks[:FEW]]
+    pairs = ((seen[block, FC2, X], seen[block, FC2, tensors.X_COLUMNS]) for block in blocks_of(seen)[:FEW])
     return float(np.exp(np.mean([math.log(_ratio(*pair)) for pair in pairs])))
 
 
-_register("fc2_input_block_1", lambda seen: seen.of(1, FC2, X))
-_register("fc2_input_over_others", lambda seen: _ratio(seen.of(1, FC2, X), seen.greatest(is_other_forward)))
-_register("other_forward_greatest", lambda seen: seen.greatest(is_other_forward))
-_register("fc2_input_from_block_3", lambda seen: seen.greatest(lambda b, p, s: b >= 3 and is_fc2_input(b, p, s)))
-_register("fc2_input_block_1_over_3", lambda seen: _ratio(seen.of(1, FC2, X), seen.of(3, FC2, X)))
-_register("early_fc1_weight", _mean_early(FC1, W))
-_register("early_fc2_input", _mean_early(FC2, X))
-_register("early_fc2_weight", _mean_early(FC2, W))
-_register(
-    "later_forward_greatest",
-    lambda seen: seen.greatest(lambda block, part, slot: slot in FORWARD and block not in early(seen)),
-)
-_register("last_gradients_ratio", last_gradients)
-_register("gradients_by_part_ratio", gradients_by_part)
-_register("fc1_gradient_block_1_ratio", lambda seen: _ratio(seen.of(1, FC1, DY), seen.of(2, FC1, DY)))
-_register("fc2_directions_ratio", fc2_directions)
-_register("gradient_directions_ratio", directions)
-_register("fc1_gradient_early_ratio", early_fc1_gradients)
-_register("gradient_error_depth", error_by_depth, bounds=(-1.0, 1.0))
-_register("qkv_gradient_fallback", _mean_fallback(QKV), "fallback", SHARE)
-_register("fc1_gradient_fallback", _mean_fallback(FC1), "fallback", SHARE)
-_register("fc2_input_least_fallback", lambda s: min(s.of(b, FC2, X) for b in s.blocks), "fallback", SHARE)
+# Name of the metric → the function that computes it from the errors of a trial's tensors in its last window of steps.
+ERRORS: dict[str, Of] = {
+    "fc2_input_block_1": lambda seen: seen[1, FC2, X],
+    "fc2_input_over_others": lambda seen: _ratio(seen[1, FC2, X], _others(seen)),
+    "other_forward_greatest": _others,
+    "fc2_input_from_block_3": lambda seen: max(seen[block, FC2, X] for block in blocks_of(seen)[2:]),
+    "fc2_input_block_1_over_3": lambda seen: _ratio(seen[1, FC2, X], seen[3, FC2, X]),
+    "early_fc1_weight": lambda seen: _mean_early(seen, FC1, tensors.W),
+    "early_fc2_input": lambda seen: _mean_early(seen, FC2, X),
+    "early_fc2_weight": lambda seen: _mean_early(seen, FC2, tensors.W),
+    "later_forward_greatest": _later,
+    "last_gradients_ratio": last_gradients,
+    "gradients_by_part_ratio": gradients_by_part,
+    "fc1_gradient_block_1": lambda seen: seen[1, FC1, DY],
+    "fc1_gradient_block_1_ratio": lambda seen: _ratio(seen[1, FC1, DY], seen[2, FC1, DY]),
+    "fc2_directions_ratio": fc2_directions,
+    "gradient_directions_ratio": directions,
+    "fc1_gradient_early_ratio": early_fc1_gradients,
+    "gradient_error_depth": error_by_depth,
+}
+# The same for shares of decisions for BF16.
+FALLBACKS: dict[str, Of] = {
+    "qkv_gradient_fallback": lambda seen: fmean(seen[block, QKV, DY] for block in blocks_of(seen)),
+    "fc1_gradient_fallback": lambda seen: fmean(seen[block, FC1, DY] for block in blocks_of(seen)),
+    "fc2_input_least_fallback": lambda seen: min(seen[block, FC2, X] for block in blocks_of(seen)),
+}
+for _name, _number in ERRORS.items():
+    metric("mor", _name, (-1.0, 1.0) if _number is error_by_depth else None)(partial(numbers, number=_number))
+for _name, _number in FALLBACKS.items():
+    metric("mor", _name, SHARE)(partial(numbers, number=_number, column="fallback"))
 
 
 # -------------------------------------------------------------------------------- errors over training
 
 
-def _over_training(name: str, part: str, slot: str, blocks: Callable[[Seen], list[int]]) -> None:
-    """Register the metric `name`: the factor by which a tensor's excess grows in training.
+def _start(results: Results, number: Callable[[Seen], tensors.T]) -> dict[str, tensors.T]:
+    """Return a number of the first window of training, by trial; a branch's training starts with its trunk."""
 
-    The excess is the amount by which the tensor's error exceeds E4M3's floor of about 2.25 % (see `excess`). The factor
-    is (excess in the trial's last window) / (excess in the first window of training); a branch's training starts with
-    its trunk. The metric is the smallest factor of several blocks. part, slot: identify the tensor in a block. blocks:
-    returns these blocks.
+    def root(trial: str) -> str:
+        parent = results.plan.trials[trial].parent
+        return trial if parent is None else root(parent)
+
+    begin = numbers(results, number, window=tensors.first_windows)
+    return {m.id: begin[root(m.id)] for m in results.members if root(m.id) in begin}
+
+
+def _growth(results: Results, part: str, slot: str, everywhere: bool = False) -> Numbers:
+    """Return by trial the factor by which a tensor's excess grows from the first to the last window of training.
+
+    part, slot: identify the tensor in a block. everywhere: return the smallest factor of all blocks, not that of the
+    first block.
     """
 
     def by_block(seen: Seen) -> dict[int, float]:
-        return {block: seen.of(block, part, slot) for block in blocks(seen)}
+        return {block: seen[block, part, slot] for block in (blocks_of(seen) if everywhere else [1])}
 
-    @metric("mor", name)
-    def growth(results: Results) -> Numbers:
-        begin = tensors.numbers(results, by_block, window=first_windows)
-        found = {}
-        for trial, errors in tensors.numbers(results, by_block).items():
-            if start := begin.get(_root(results, trial)):
-                found[trial] = min(_ratio(errors[block], start[block]) for block in errors if block in start)
-        return found
+    begin, end = _start(results, by_block), numbers(results, by_block)
+    return {
+        trial: min(_ratio(errors[block], begin[trial][block]) for block in errors if block in begin[trial])
+        for trial, errors in end.items()
+        if trial in begin
+    }
 
 
-def _at_start(name: str, part: str, slot: str) -> None:
-    """Register the metric `name`: the error of a tensor of block 1 in the first window of training.
-
-    A branch's training starts with its trunk. part, slot: identify the tensor in the block.
-    """
-
-    @metric("mor", name)
-    def start(results: Results) -> Numbers:
-        begin = tensors.numbers(results, lambda seen: seen.of(1, part, slot), window=first_windows)
-        return {member.id: begin[root] for member in results.members if (root := _root(results, member.id)) in begin}
-
-
-def _root(results: Results, trial: str) -> str:
-    """Return the id of the trial from which all training of this trial begins: its first trunk, or itself."""
-    parent = results.plan.trials[trial].parent
-    return trial if parent is None else _root(results, parent)
-
-
-_over_training("fc2_input_growth", FC2, X, lambda seen: [1])
-_over_training("fc1_gradient_growth", FC1, DY, lambda seen: [1])
-_over_training("fc2_input_growth_everywhere", FC2, X, lambda seen: seen.blocks)
-_at_start("fc2_input_start", FC2, X)
-_at_start("fc1_gradient_start", FC1, DY)
-_register("fc1_gradient_block_1", lambda seen: seen.of(1, FC1, DY))
+metric("mor", "fc2_input_growth")(partial(_growth, part=FC2, slot=X))
+metric("mor", "fc1_gradient_growth")(partial(_growth, part=FC1, slot=DY))
+metric("mor", "fc2_input_growth_everywhere")(partial(_growth, part=FC2, slot=X, everywhere=True))
+metric("mor", "fc2_input_start")(lambda results: _start(results, lambda seen: seen[1, FC2, X]))
+metric("mor", "fc1_gradient_start")(lambda results: _start(results, lambda seen: seen[1, FC1, DY]))

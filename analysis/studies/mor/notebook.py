@@ -26,22 +26,13 @@ mor.top()
 # tensor's scale, and each block has its own exponent (GAM).
 
 # %%
-mor.figure("Figure 1")
-
-# %%
-mor.figure("Figure 2")
-
-# %%
-mor.figure("Figure 3")
-
-# %%
-mor.figure("Figure 4")
+mor.show("Figure 1", "Figure 2", "Figure 3", "Figure 4")
 
 # %% [markdown]
 # ## Set-up
 
 # %%
-mor.table("Table 1")
+mor.show("Table 1")
 
 # %% [markdown]
 # ## One decision for each tensor
@@ -50,28 +41,13 @@ mor.table("Table 1")
 # axis of the dot product. The threshold is 4.5 % for all three.
 
 # %%
-mor.table("Table 2")
-
-# %%
-mor.figure("Figure 5")
-
-# %%
-mor.figure("Figure 6")
-
-# %%
-mor.figure("Figure 7")
+mor.show("Table 2", "Figure 5", "Figure 6", "Figure 7")
 
 # %% [markdown]
 # ## Block size, threshold and scaling
 
 # %%
-mor.table("Table 3")
-
-# %%
-mor.figure("Figure 8")
-
-# %%
-mor.figure("Figure 9")
+mor.show("Table 3", "Figure 8", "Figure 9")
 
 # %% [markdown]
 # ## Tensors that fall back to BF16
@@ -80,34 +56,10 @@ mor.figure("Figure 9")
 # batches, and the line is the threshold.
 
 # %%
-mor.figure("Figure 10")
+mor.show("Figure 10", "Figure 11", "Figure 12", "Figure 13", "Figure 14")
 
 # %%
-mor.figure("Figure 11")
-
-# %%
-mor.figure("Figure 12")
-
-# %%
-mor.figure("Figure 13")
-
-# %%
-mor.figure("Figure 14")
-
-# %%
-mor.figure("Figure 15")
-
-# %%
-mor.figure("Figure 16")
-
-# %%
-mor.figure("Figure 17")
-
-# %%
-mor.figure("Figure 18")
-
-# %%
-mor.figure("Figure 19")
+mor.show("Figure 15", "Figure 16", "Figure 17", "Figure 18", "Figure 19")
 
 # %% [markdown]
 # ## One decision for each block
@@ -116,13 +68,7 @@ mor.figure("Figure 19")
 # if E4M3's error is not the lesser one, the block is cast to E5M2 if its range allows it.
 
 # %%
-mor.table("Table 4")
-
-# %%
-mor.figure("Figure 20")
-
-# %%
-mor.figure("Figure 21")
+mor.show("Table 4", "Figure 20", "Figure 21")
 
 # %% [markdown]
 # ## Claims

@@ -7,8 +7,7 @@ all decisions would be the same for normally distributed values.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -42,16 +41,15 @@ SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 BETWEEN = {"attention": "causal attention", "relu2": "squared ReLU", "gelu": "GELU", "swiglu": "SiLU × gate"}
 TENSORS = ((184.0, "input x", X), (257.0, "weight w", W), (330.0, "gradient dy", DY))  # left edge, heading, slot
 HEIGHT, LEFT, WIDTH, CHIP = 25.0, 22.0, 150.0, 68.0  # in points: a step's row, the box of a step, the box of a tensor
+SUM = "⊕"  # the step that adds the output of attention or FFN to the residual stream
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """A step of a transformer block as the figure shows it: a linear layer or another operation."""
 
     words: str  # the label
     part: str | None = None  # for a linear layer only: the name of the part, such as qkv
     shape: str = ""  # for a linear layer only, for example "64 → 192"
-    joins: bool = False  # whether the step adds the output of attention or FFN to the residual stream
 
 
 @figure("mor", "Figure 1")
@@ -73,17 +71,27 @@ def figure_1(results: Results) -> Picture:
     steps, of = list(block_steps(model, block)), frame[frame["block"] == block]
 
     def draw() -> Figure:
-        drawing, branch = Drawing(HEIGHT * len(steps) + 38), 0
+        drawing, middle, branch = Drawing(HEIGHT * len(steps) + 38), LEFT + WIDTH / 2, 0
         drawing.format_key((E4M3, BF16), drawing.height - 14)
         for x, words, _ in TENSORS:
             drawing.text(x + CHIP / 2, drawing.height - 14, words, at="center", quiet=True)
         for i, step in enumerate(steps):
             y = drawing.height - 46 - HEIGHT * i
-            _draw_step(drawing, step, y, of, first=i == 0)
-            if step.joins:  # draw the residual stream: a line from above the branch's norm to the addition
+            if i:
+                drawing.arrow((middle, y + 17), (middle, y + 9))
+            if step.words == SUM:  # draw the residual stream: a line from above the branch's norm to the addition
+                drawing.text(middle, y, SUM, at="center", size=TEXT + 3)
                 start = y + HEIGHT * (i - branch) + 13
-                drawing.line([LEFT + WIDTH / 2, 8, 8, LEFT + WIDTH / 2 - 6], [start, start, y, y])
+                drawing.line([middle, 8, 8, middle - 6], [start, start, y, y])
                 branch = i + 1
+            elif step.part is None:
+                drawing.box(LEFT, y - 9, WIDTH, 18, step.words, edge="grid", quiet=True)
+            else:
+                drawing.box(LEFT, y - 9, WIDTH, 18, edge="text")
+                drawing.text(LEFT + 6, y, step.words, bold=True)
+                drawing.text(LEFT + WIDTH - 6, y, step.shape, at="right")
+                for x, _, slot in TENSORS:
+                    _draw_decision(drawing, x, y, of[(of["part"] == step.part) & (of["slot"] == slot)])
         return drawing.figure
 
     numbers = "Last window of Block; the layer with most fallbacks." if len(of) else "No finished run has decisions."
@@ -100,28 +108,12 @@ def block_steps(config: DecoderConfig, block: int) -> Iterator[Step]:
     assert isinstance(module, nn.Module)
     for branch in module.branches:  # type: ignore[union-attr]
         yield Step(type(getattr(module, f"{branch}_norm")).__name__)
-        linears = [m for m in getattr(module, branch).modules() if isinstance(m, Linear)]
-        for i, linear in enumerate(linears):
-            if i == len(linears) - 1:
-                yield Step(BETWEEN[branch if branch in BETWEEN else config.activation])
-            yield Step(TITLES[str(linear.part)], str(linear.part), f"{linear.in_features} → {linear.out_features}")
-        yield Step("+", joins=True)
-
-
-def _draw_step(drawing: Drawing, step: Step, y: float, frame: pd.DataFrame, *, first: bool) -> None:
-    middle = LEFT + WIDTH / 2
-    if not first:
-        drawing.arrow((middle, y + 17), (middle, y + 9))
-    if step.joins:
-        drawing.text(middle, y, "⊕", at="center", size=TEXT + 3)
-    elif step.part is None:
-        drawing.box(LEFT, y - 9, WIDTH, 18, step.words, edge="grid", quiet=True)
-    else:
-        drawing.box(LEFT, y - 9, WIDTH, 18, edge="text")
-        drawing.text(LEFT + 6, y, step.words, bold=True)
-        drawing.text(LEFT + WIDTH - 6, y, step.shape, at="right")
-        for x, _, slot in TENSORS:
-            _draw_decision(drawing, x, y, frame[(frame["part"] == step.part) & (frame["slot"] == slot)])
+        *linears, last = (
+            Step(TITLES[str(linear.part)], str(linear.part), f"{linear.in_features} → {linear.out_features}")
+            for linear in getattr(module, branch).modules()
+            if isinstance(linear, Linear)
+        )
+        yield from (*linears, Step(BETWEEN[branch if branch in BETWEEN else config.activation]), last, Step(SUM))
 
 
 def _draw_decision(drawing: Drawing, x: float, y: float, rows: pd.DataFrame) -> None:
@@ -144,15 +136,16 @@ def _draw_decision(drawing: Drawing, x: float, y: float, rows: pd.DataFrame) -> 
 
 # -------------------------------------------------------------------------------- Figure 2
 
-SIDE = 88.0  # the side of a map in points
-MAPS = (8.0, 108.0, 208.0, 308.0)  # the left edges of maps
+SIDE, APART = 88.0, 100.0  # the side of a map and the distance of the left edges of neighbouring maps, in points
 HEADS = ("log |x|", "scale over m", "error of E4M3", "one decision")
+PARTITIONS = {"tensor": "tensor", "block, 4×4": "4x4", "channel": "channel"}  # label → spelling in a quantizer
 
 
 @figure("mor", "Figure 2")
 def figure_2(results: Results) -> Picture:
     """Draw GAM's exponents, the errors and the decision for one small tensor, with three partitions into blocks."""
     x = heavy_tailed(8, 8, deviation=4.0, seed=0)
+    logs = x.float().abs().log2()
 
     def draw() -> Figure:
         drawing, (amax, mantissa, exponent) = Drawing(396), group_scale(x)
@@ -160,10 +153,14 @@ def figure_2(results: Results) -> Picture:
         drawing.text(8, top, f"max |x| = {amax:.4g}")
         drawing.text(POINTS / 2, top, f"448 / max |x| = {mantissa:.4f} · {power_of_two(exponent)}", at="center")
         drawing.text(POINTS - 8, top, f"kept for all: m = {mantissa:.4f}", at="right", bold=True)
-        for left, words in zip(MAPS, HEADS, strict=True):
-            drawing.text(left + SIDE / 2, top - 20, words, at="center", quiet=True)
-        for i, (name, block) in enumerate((("tensor", "tensor"), ("block, 4×4", "4x4"), ("channel", "channel"))):
-            _partition(drawing, x, name, block, top - 50 - i * 116)
+        for i, words in enumerate(HEADS):
+            drawing.text(8 + i * APART + SIDE / 2, top - 20, words, at="center", quiet=True)
+        fills = shades()(((logs - logs.min()) / (logs.max() - logs.min())).numpy())
+        for i, (name, block) in enumerate(PARTITIONS.items()):
+            y = top - 50 - i * 116
+            drawing.text(8, y + 4, name, bold=True, va="bottom")
+            drawing.grid(8, y, (SIDE / 8, SIDE / 8), [[""] * 8] * 8, [[tuple(fill) for fill in row] for row in fills])
+            _partition(drawing, x, Quantizer.parse(f"e4m3:{block}:gam"), y)
         return drawing.figure
 
     note = "An 8×8 tensor made for this figure, with log-normal magnitudes; larger magnitudes have a stronger colour."
@@ -178,35 +175,25 @@ def group_scale(x: Tensor) -> tuple[float, float, int]:
     return float(x.abs().max()), float(packed.group_scales[0]), int(packed.scales.flatten()[0]) - 127
 
 
-def _partition(drawing: Drawing, x: Tensor, name: str, block: str, top: float) -> None:
-    """Draw the row of maps for one partition: values, exponents of scales, errors and the decision.
-
-    name: the partition's label. block: its spelling in a quantizer. top: the upper edge of the maps.
-    """
-    cell, quantizer = SIDE / x.shape[0], Quantizer.parse(f"e4m3:{block}:gam")
+def _partition(drawing: Drawing, x: Tensor, quantizer: Quantizer, top: float) -> None:
+    """Draw a row of maps below the height `top`: the blocks, the exponents of their scales, errors, the decision."""
     rows, columns = quantizer.block.resolve(x.shape)
-    packed = encode(x, quantizer)
-    assert packed.scales is not None
+    scales, cell = encode(x, quantizer).scales, SIDE / x.shape[0]
+    assert scales is not None
     _, each = fake_quantize(x, quantizer, stats="block")
     _, choice, whole = mix(x, f"{quantizer} @ error<{THRESHOLD} | bf16", stats=True)
-    drawing.text(MAPS[0], top + 4, name, bold=True, va="bottom")
-    shade, logs = shades(), x.float().abs().log2()
-    for (i, j), value in np.ndenumerate(((logs - logs.min()) / (logs.max() - logs.min())).numpy()):
-        drawing.box(MAPS[0] + j * cell, top - (i + 1) * cell, cell, cell, fill=shade(value))
-    grid = packed.scales.reshape(each.error.shape)
-    for (i, j), error in np.ndenumerate(each.error.numpy()):
-        width, height = columns * cell, rows * cell
-        words = ("", power_of_two(int(grid[i, j]) - 127), f"{100 * error:.1f} %")
-        for left, text in zip(MAPS[:3], words, strict=True):
-            drawing.box(left + j * width, top - (i + 1) * height, width, height, text, edge="text", line=0.8)
-    taken = E4M3 if int(choice) == 0 else BF16
-    drawing.box(MAPS[3], top - SIDE, SIDE, SIDE, fill=theme().formats[taken])
+    exponents = [[power_of_two(int(code) - 127) for code in row] for row in scales.reshape(each.error.shape)]
+    errors = [[f"{100 * float(error):.1f} %" for error in row] for row in each.error]
+    for i, words in enumerate(([[""] * len(row) for row in errors], exponents, errors)):
+        left = 8 + i * APART
+        drawing.grid(left, top, (columns * cell, rows * cell), words, edge="text", line=0.8)
+        drawing.arrow((left + SIDE + 1, top - SIDE / 2), (left + 99, top - SIDE / 2))
+    taken, left = E4M3 if int(choice) == 0 else BF16, 8 + 3 * APART
+    drawing.box(left, top - SIDE, SIDE, SIDE, fill=theme().formats[taken])
     error, sign = float(whole.error), "<" if taken == E4M3 else "≥"
     lines = (f"Σ / {int(whole.nonzeros)} = {100 * error:.2f} %", f"{sign} {100 * THRESHOLD:g} %", FORMATS[taken])
     for i, text in enumerate(lines):
-        drawing.text(MAPS[3] + SIDE / 2, top - SIDE * (0.27 + 0.23 * i), text, at="center", bold=i == 2, zorder=3)
-    for left in MAPS[:3]:
-        drawing.arrow((left + SIDE + 1, top - SIDE / 2), (left + 99, top - SIDE / 2))
+        drawing.text(left + SIDE / 2, top - SIDE * (0.27 + 0.23 * i), text, at="center", bold=i == 2, zorder=3)
 
 
 # -------------------------------------------------------------------------------- Figure 3
@@ -229,18 +216,15 @@ def figure_3(results: Results) -> Picture:
         left, top = (POINTS - size * (inner + columns) - gap) / 2, drawing.height - 26
         drawing.format_key((E4M3, E5M2, BF16), drawing.height - 12)
         below, right = top - size * inner - gap, left + size * inner + gap
-
-        def block(x: float, y: float, height: float, choice: int) -> None:
-            drawing.box(x, y, size, height, FORMATS[choice], fill=theme().formats[choice], edge="background", line=0.6)
-
-        for grid, x, y in ((a, left, below), (b, right, top)):
-            for (i, j), choice in np.ndenumerate(grid):
-                block(x + j * size, y - (i + 1) * size, size, int(choice))
-        strip = size / inner
-        for (i, k, j), choice in np.ndenumerate(promoted):
-            block(right + j * size, below - i * size - (k + 1) * strip, strip, int(choice))
-        for i, j in np.ndindex(rows, columns):
-            drawing.box(right + j * size, below - (i + 1) * size, size, size, edge="text", line=1.1)
+        products = promoted.reshape(rows * inner, columns)
+        for grid, x, y, height in (
+            (a, left, below, size),
+            (b, right, top, size),
+            (products, right, below, size / inner),
+        ):
+            words, fills = (np.array(of, object)[grid] for of in (FORMATS, theme().formats))
+            drawing.grid(x, y, (size, height), words, fills, edge="background", line=0.6)
+        drawing.grid(right, below, (size, size), [[""] * columns] * rows, edge="text", line=1.1)
         drawing.text(left + size * inner / 2, below + 8, "A: 3×4 blocks", at="center", quiet=True)
         drawing.text(right - 8, top - size * inner / 2, "B: 4×3 blocks", at="right", quiet=True)
         words = "A·B: four products in each block, in the higher type"
@@ -275,54 +259,42 @@ STATIONS = (  # the labels of the steps of fake quantization, from top to bottom
 FP32, AGAIN = 4, 5  # the indices of the steps before and after the second rounding
 
 
-@dataclass(frozen=True)
-class Flow:
-    """Three values of a tensor at each step of fake quantization; STATIONS has the labels of the steps."""
-
-    scale: float
-    stations: tuple[tuple[str, ...], ...]  # by step and value, as text
-
-    def moved(self, value: int) -> bool:
-        """Tell whether rounding to BF16 after the division by the scale changed the value with this index."""
-        return self.stations[FP32][value] != self.stations[AGAIN][value]
-
-
 @figure("mor", "Figure 4")
 def figure_4(results: Results) -> Picture:
     """Draw three values at each step of fake quantization, with a GAM scale and with a power of two as scale."""
     x = heavy_tailed(2, 4, deviation=2.0, seed=3)
     flows = {name: flow(x, f"e4m3:1x4:{scaling}") for name, scaling in (("GAM", "gam"), ("E8M0", "e8m0"))}
+    moved = {name: steps[FP32] != steps[AGAIN] for name, (_, steps) in flows.items()}  # by value
 
     def draw() -> Figure:
-        step, left, column = 30.0, 122.0, 46.5
-        drawing = Drawing(step * len(STATIONS) + 40)
-        first = drawing.height - 48
-        for side, (scaling, one) in enumerate(flows.items()):
-            start = left + side * 3 * column
-            drawing.box(start + 2, 6, 3 * column - 4, drawing.height - 14, edge="grid")
-            words = f"{scaling}: scale {one.scale:.6g}"
-            drawing.text(start + 1.5 * column, drawing.height - 20, words, at="center", bold=True)
-            for i, j in np.ndindex(len(one.stations), 3):
-                moved = i == AGAIN and one.moved(j)
-                options: dict[str, Any] = {"at": "center", "bold": moved, "color": theme().line if moved else ""}
-                drawing.text(start + (j + 0.5) * column, first - i * step, one.stations[i][j], **options)
+        row, left, wide = 30.0, 122.0, 46.5
+        drawing = Drawing(row * len(STATIONS) + 40)
+        top = drawing.height - 33
+        for side, (name, (scale, steps)) in enumerate(flows.items()):
+            start = left + side * 3 * wide
+            drawing.box(start + 2, 6, 3 * wide - 4, drawing.height - 14, edge="grid")
+            drawing.text(start + 1.5 * wide, top + 13, f"{name}: scale {scale:.6g}", at="center", bold=True)
+            drawing.grid(start, top, (wide, row), steps)
+            for value in np.flatnonzero(moved[name]):
+                drawing.box(start + value * wide + 4, top - (AGAIN + 1) * row + 6, wide - 8, row - 12, edge="line")
         for i, words in enumerate(STATIONS):
-            drawing.text(left - 8, first - i * step, words, at="right", quiet=True)
+            y = top - (i + 0.5) * row
+            drawing.text(left - 8, y, words, at="right", quiet=True)
             if i < AGAIN:
-                drawing.arrow((12, first - i * step - 4), (12, first - (i + 1) * step + 5))
-        drawing.line([4, POINTS - 4], [first - (AGAIN + 0.5) * step] * 2)
+                drawing.arrow((12, y - 4), (12, y - row + 5))
+        drawing.line([4, POINTS - 4], [top - (AGAIN + 1) * row] * 2)
         return drawing.figure
 
     notes = (
         "Three values of a small block. Dividing values of E4M3 by a power of two is exact in BF16. Dividing them by "
         "GAM's scale gives numbers with more bits than BF16 has, so they are rounded a second time "
-        f"({sum(map(flows['GAM'].moved, range(3)))} of 3 change here).",
+        f"({moved['GAM'].sum()} of 3 change here).",
     )
     return FigureResult(draw, (), notes)
 
 
-def flow(x: Tensor, spelling: str) -> Flow:
-    """Return the first three values of the second row of x at every step of fake quantization.
+def flow(x: Tensor, spelling: str) -> tuple[float, np.ndarray]:
+    """Return the scale, and the first three values of the second row of x at every step of fake quantization, as text.
 
     spelling: the quantizer, as text. The maximum of x has to be in another row, so that GAM's mantissa is not computed
     from a value of this row.
@@ -336,9 +308,9 @@ def flow(x: Tensor, spelling: str) -> Flow:
     values, codes = x[1, :3].float(), packed.codes[1, :3].tolist()
     wide, back = fake_quantize(x.float(), quantizer)[1, :3], fake_quantize(x, quantizer)[1, :3].float()
     numbers = (values, values * scale, [quantizer.format.decode(n) for n in codes], wide, back)
-    texts = [tuple(f"{float(n):.5g}".replace("-", "−") for n in row) for row in numbers]
-    errors = [tuple(f"{float(n):.3f}" for n in (100 * (found - values) / values).abs()) for found in (wide, back)]
-    return Flow(scale, (*texts[:2], tuple(f"0x{code:02x}" for code in codes), *texts[2:], *errors))
+    texts = [[f"{float(n):.5g}".replace("-", "−") for n in row] for row in numbers]
+    errors = [[f"{float(n):.3f}" for n in (100 * (found - values) / values).abs()] for found in (wide, back)]
+    return scale, np.array([*texts[:2], [f"0x{code:02x}" for code in codes], *texts[2:], *errors], object)
 
 
 def heavy_tailed(rows: int, columns: int, *, deviation: float, seed: int) -> Tensor:

@@ -20,18 +20,8 @@ from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.engine.results.places import Where, not_planned, trial_ids
 from fewbits.analysis.report.items import Setting, Table, TableCell, TableResult, TableRow
 from fewbits.analysis.report.registry import table
-from fewbits.analysis.studies.mor.tensors import (
-    FC1,
-    FC2,
-    ONE,
-    OUT,
-    QKV,
-    TWO,
-    fallback_shares,
-    first_windows,
-    largest_accepted,
-    tensors,
-)
+from fewbits.analysis.studies.mor import tensors
+from fewbits.analysis.studies.mor.tensors import FC1, FC2, ONE, OUT, QKV, TWO
 from fewbits.analysis.tables.cells import BLANK, PERCENT, change, share
 from fewbits.analysis.tables.losses import paper_losses
 from fewbits.analysis.tables.settings import UNSTATED, SettingsColumn, settings_table
@@ -77,9 +67,9 @@ def fallbacks(results: Results) -> TableResult:
 
     Each kind of tensors in KINDS has a column, and the first window of steps. Sub-tensor arms have shares of blocks.
     """
-    rows = tensors(results)
-    shares = {title: fallback_shares(rows[choose(rows)]) for title, choose in KINDS.items()}
-    shares["All, first window"] = fallback_shares(first_windows(rows))
+    rows = tensors.tensors(results)
+    shares = {title: tensors.fallback_shares(rows[choose(rows)]) for title, choose in KINDS.items()}
+    shares["All, first window"] = tensors.fallback_shares(tensors.first_windows(rows))
     best = paper("mor").numbers["fallback-channel-c1"].value * PERCENT
     made = []
     for (name, where), arm in product(CONFIGURATIONS.items(), MIXTURES):
@@ -93,7 +83,7 @@ def fallbacks(results: Results) -> TableResult:
 @table("mor", "Errors and losses", "The largest error that an arm accepted, and its loss (M19)")
 def errors_and_losses(results: Results) -> TableResult:
     """Return a table by arm: the largest error of a tensor that its mixture accepted, and the change of the loss."""
-    accepted = largest_accepted(tensors(results))
+    accepted = tensors.largest_accepted(tensors.tensors(results))
     rows = []
     for arm in MIXTURES:
         if results.has(arm, ONE):

@@ -10,7 +10,6 @@ paper's term mini-batch stands for one of our micro-batches.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
 
@@ -39,6 +38,9 @@ COLUMNS = [*KEY, "arm", "seed", "state", "step", "line_step", "layer", "batches"
 NUMBERS = ["flushed", "share_0", "fallback", "limit"]
 
 T = TypeVar("T")
+Seen = dict[
+    tuple[int, str, str], float
+]  # a number for each tensor of a trial, by block (counted from 1), part and slot
 
 
 def observed(results: Results) -> pd.DataFrame:
@@ -152,21 +154,8 @@ def largest_accepted(rows: pd.DataFrame) -> dict[str, float]:
     return by_id(taken[["error_max", "limit"]].min(axis=1).groupby(taken["id"]).max())
 
 
-@dataclass(frozen=True)
-class Seen:
-    """A number for each tensor of one trial, such as its mean relative error. Blocks are counted from 1."""
-
-    values: dict[tuple[int, str, str], float]  # by block, part and slot
-
-    @property
-    def blocks(self) -> list[int]:
-        return sorted({block for block, _, _ in self.values})
-
-    def of(self, block: int, part: str, slot: str) -> float:
-        return self.values[block, part, slot]
-
-    def greatest(self, where: Callable[[int, str, str], bool]) -> float:
-        return max(value for key, value in self.values.items() if where(*key))
+def blocks_of(seen: Seen) -> list[int]:
+    return sorted({block for block, _, _ in seen})
 
 
 def numbers(
@@ -190,11 +179,10 @@ def numbers(
 
 
 def _seen(results: Results, column: str, window: Callable[[pd.DataFrame], pd.DataFrame]) -> dict[str, Seen]:
-    rows = window(tensors(results)).dropna(subset=[column])
-    seen = {}
-    for trial, of in rows.groupby(KEY)[column].mean().reset_index().groupby("id"):
-        keys = zip(of["block"] + 1, of["part"], of["slot"], strict=True)
-        seen[str(trial)] = Seen(dict(zip(keys, of[column].astype(float), strict=True)))
+    seen: dict[str, Seen] = {}
+    means = window(tensors(results)).dropna(subset=[column]).groupby(KEY)[column].mean().astype(float)
+    for (trial, block, part, slot), value in zip(means.index, means, strict=True):
+        seen.setdefault(str(trial), {})[block + 1, part, slot] = value
     return seen
 
 

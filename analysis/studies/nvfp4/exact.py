@@ -34,6 +34,7 @@ NVFP4, MXFP4 = "e2m1:1x16:nvfp4", "e2m1:1x32:e8m0"
 SIDE = 1024
 SPACING = 2.0**-24  # the greatest relative error of rounding to FP32
 E4M3_HALF_STEP = 2.0**-4  # the greatest relative error of rounding a normal number to E4M3
+NUMBERS = paper("nvfp4").numbers
 
 
 @cache
@@ -46,10 +47,6 @@ def squared_error(x: Tensor, y: Tensor) -> float:
     return float((x.double() - y.double()).square().sum() / x.double().square().sum())
 
 
-# -------------------------------------------------------------------------------- N12
-
-
-@cache
 def rounding_errors(spec: str) -> tuple[float, float]:
     """Return squared errors on normal values: rounded to nearest, and stochastically (`spec` without that option)."""
     x = normal()
@@ -59,44 +56,28 @@ def rounding_errors(spec: str) -> tuple[float, float]:
 @exact("nvfp4", "N12")
 def n12() -> Exact:
     found = {name: rounding_errors(spec) for name, spec in (("NVFP4", NVFP4), ("MXFP4", MXFP4))}
-    words = (
+    words = "; ".join(
         f"{name} {stochastic:.4f} and {nearest:.4f}, a ratio of {stochastic / nearest:.2f}"
         for name, (nearest, stochastic) in found.items()
     )
-    holds = all(stochastic > nearest for nearest, stochastic in found.values())
-    return Exact(
-        holds,
-        "relative squared errors of normally distributed values, rounded stochastically and to nearest: "
-        + "; ".join(words),
-    )
+    what = "relative squared errors of normally distributed values, rounded stochastically and to nearest"
+    return Exact(all(stochastic > nearest for nearest, stochastic in found.values()), f"{what}: {words}")
 
 
-# -------------------------------------------------------------------------------- N24
+# -------------------------------------------------------------------------------- N24, S1: blocks' greatest values
 
 
-@dataclass(frozen=True)
-class Maxima:
-    """Relative errors of the greatest value of each block after quantization."""
+def errors(x: Tensor, spec: str) -> tuple[Tensor, Tensor]:
+    """Quantize x; return the relative errors of blocks' greatest values, and the errors of all other values.
 
-    share: float  # the share of such values among all values: 1 / size of a block
-    mean: float  # the mean error on normally distributed values
-    most: float  # the greatest error, also over other blocks (see `maxima`)
-
-
-@cache
-def maxima(spec: str) -> Maxima:
-    """Return the errors of blocks' greatest values with the quantizer `spec`.
-
-    The mean is over blocks of normally distributed values; the greatest error also covers blocks whose greatest values
-    have each of the 128 mantissas of BF16 once.
+    The latter are in units of the mean magnitude of the other values. An error is positive if a magnitude increases.
     """
-    size = _cols(spec)
-    mantissas = 1 + torch.arange(128.0) / 128
-    every = torch.ones(128, 1) * 0.01 * mantissas[:, None] * torch.ones(1, size)
-    every[:, 0] = mantissas
-    found = [_errors_at_maxima(x, fake_quantize(x, spec), size) for x in (normal(), every)]
-    errors = torch.cat(found)
-    return Maxima(1 / size, float(found[0].mean()), float(errors.max()))
+    blocks = x.double().reshape(-1, _cols(spec))
+    y = fake_quantize(x, spec, seed=1 if "stochastic" in spec else None)
+    off = (y.double().reshape(blocks.shape) - blocks) * blocks.sign()
+    place = blocks.abs().argmax(1, keepdim=True)
+    other = torch.ones_like(blocks, dtype=torch.bool).scatter(1, place, False)
+    return (off / blocks.abs()).gather(1, place).flatten(), off[other] / blocks[other].abs().mean()
 
 
 def _cols(spec: str) -> int:
@@ -105,13 +86,17 @@ def _cols(spec: str) -> int:
     return cols
 
 
-def _errors_at_maxima(x: Tensor, y: Tensor, size: int) -> Tensor:
-    blocks, back = x.reshape(-1, size), y.reshape(-1, size)
-    place = blocks.abs().argmax(1, keepdim=True)
-    return (back.gather(1, place) / blocks.gather(1, place) - 1).abs().double().flatten()
+def errors_at_maxima(spec: str) -> tuple[float, float]:
+    """Return the mean error of blocks' greatest values on normally distributed values, and the greatest error.
+
+    The greatest error also covers blocks whose greatest values have each of the 128 mantissas of BF16 once.
+    """
+    mantissas = (1 + torch.arange(128.0) / 128)[:, None]
+    every = torch.cat([mantissas, (0.01 * mantissas).expand(-1, _cols(spec) - 1)], 1)
+    usual, other = (errors(x, spec)[0].abs() for x in (normal(), every))
+    return float(usual.mean()), float(max(usual.max(), other.max()))
 
 
-@cache
 def magnitudes_of_example(spec: str) -> tuple[float, ...]:
     """Return the magnitudes of E2M1 to which a quantizer rounds the scaled values of the paper's example, ascending.
 
@@ -126,10 +111,6 @@ def magnitudes_of_example(spec: str) -> tuple[float, ...]:
     return tuple(sorted({float(value) for value in grid[codes.long()].flatten()}))
 
 
-def _binades(magnitudes: tuple[float, ...]) -> float:
-    return math.log2(magnitudes[-1] / min(m for m in magnitudes if m))
-
-
 @exact("nvfp4", "N24")
 def n24() -> Exact:
     """Check NVFP4's errors at blocks' greatest values, their share of all values, and the paper's example.
@@ -137,28 +118,62 @@ def n24() -> Exact:
     The errors may not exceed E4M3's largest rounding error, as some of MXFP4's do. In the example, the greatest
     magnitudes of E2M1 are 4 and 6 with NVFP4, and 3 with MXFP4.
     """
-    least = paper("nvfp4").numbers["near-fp8"].value
-    nv, mx, nv_used, mx_used = maxima(NVFP4), maxima(MXFP4), magnitudes_of_example(NVFP4), magnitudes_of_example(MXFP4)
-    holds = (
-        nv.share >= least
-        and nv.most <= E4M3_HALF_STEP * (1 + 2**-20) < mx.most
-        and nv_used[-2:] == (4.0, 6.0)
-        and mx_used[-1] == 3.0
-    )
+    (nv_mean, nv_most), (mx_mean, mx_most) = errors_at_maxima(NVFP4), errors_at_maxima(MXFP4)
+    nv_used, mx_used = magnitudes_of_example(NVFP4), magnitudes_of_example(MXFP4)
+    nv_binades, mx_binades = (math.log2(used[-1] / min(filter(None, used))) for used in (nv_used, mx_used))
+    within = nv_most <= E4M3_HALF_STEP * (1 + 2**-20) < mx_most
+    enough = 1 / _cols(NVFP4) >= NUMBERS["near-fp8"].value
     what = (
-        f"the greatest value of a block, one in {round(1 / nv.share)}, has an error of at most {nv.most:.2%} "
-        f"({nv.mean:.2%} on average for normally distributed values), E4M3 itself of at most {E4M3_HALF_STEP:.2%}, "
-        f"MXFP4 of at most {mx.most:.1%} ({mx.mean:.2%} on average); in a block up to 3 + δ MXFP4 uses "
-        f"{_binades(mx_used):.2f} binades, up to ±{mx_used[-1]:g}, and NVFP4 {_binades(nv_used):.2f}, up to "
-        f"±{nv_used[-1]:g}"
+        f"the greatest value of a block, one in {_cols(NVFP4)}, has an error of at most {nv_most:.2%} "
+        f"({nv_mean:.2%} on average for normally distributed values), E4M3 itself of at most {E4M3_HALF_STEP:.2%}, "
+        f"MXFP4 of at most {mx_most:.1%} ({mx_mean:.2%} on average); in a block up to 3 + δ MXFP4 uses "
+        f"{mx_binades:.2f} binades, up to ±{mx_used[-1]:g}, and NVFP4 {nv_binades:.2f}, up to ±{nv_used[-1]:g}"
     )
+    holds = within and enough and nv_used[-2:] == (4.0, 6.0) and mx_used[-1] == 3.0
     return Exact(holds, what, ("for blocks whose scale is a normal E4M3 number",))
 
 
-# -------------------------------------------------------------------------------- N25
+@dataclass(frozen=True)
+class Bias:
+    """A mean relative error, which is positive if magnitudes become larger, with its standard error."""
+
+    mean: float
+    error: float
+
+    @staticmethod
+    def of(errors: Tensor) -> Bias:
+        return Bias(float(errors.mean()), float(errors.std()) / math.sqrt(errors.numel()))
+
+    @property
+    def seen(self) -> bool:
+        """True if the mean differs from zero by more than five standard errors."""
+        return abs(self.mean) > 5 * self.error
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.2%} ± {self.error:.2%}"
 
 
-@cache
+def biases(spec: str) -> tuple[Bias, Bias]:
+    """Return the quantizer's biases on normally distributed values: of blocks' greatest values, and of all others."""
+    at_maxima, elsewhere = errors(normal(), spec)
+    return Bias.of(at_maxima), Bias.of(elsewhere)
+
+
+@exact("nvfp4", "S1")
+def s1() -> Exact:
+    stochastic, nearest, mx = biases(f"{NVFP4}:stochastic"), biases(NVFP4), biases(f"{MXFP4}:stochastic")
+    top, rest = stochastic
+    what = (
+        f"the bias is {top} for blocks' greatest values and {rest} for others; with MXFP4 {mx[0]} and {mx[1]}; with "
+        f"NVFP4 rounded to nearest {nearest[0]} and {nearest[1]}"
+    )
+    holds = top.seen and top.mean < 0 and not any(one.seen for one in (rest, *mx))
+    return Exact(holds, what, ("for normally distributed values; ± is a standard error",))
+
+
+# -------------------------------------------------------------------------------- N25, S2: the Hadamard transform
+
+
 def products() -> tuple[float, float, int]:
     """Return how much a product changes if a Hadamard transform rotates both operands, and the number of cases.
 
@@ -168,25 +183,21 @@ def products() -> tuple[float, float, int]:
     """
     dy, x = normal(1)[:256, :48].t(), normal(2)[:256, :64].t()
     plain = dy.double() @ x.double().t()
-    double, single = [], []
-    for size, signs in product(HADAMARD_SIZES, ("none", "5")):
-        q = Quantizer.parse(f"fp32:rht{size}:signs={signs}")
-        a, b = (_in_double(side, q) for side in (dy, x))
-        double.append(_apart(a @ b.t(), plain))
-        a, b = (fake_quantize(side.contiguous(), q).double() for side in (dy, x))
-        single.append(_apart(a @ b.t(), plain))
-    return max(double), max(single), len(double)
 
+    def in_double(x: Tensor, q: Quantizer) -> Tensor:
+        assert q.hadamard is not None
+        signs = hadamard_signs(q, x.device)[: q.hadamard].double()
+        return hadamard(x.double().unflatten(1, (-1, q.hadamard)) * signs).flatten(1)
 
-def _in_double(x: Tensor, q: Quantizer) -> Tensor:
-    """Return x after the Hadamard transform of the quantizer q, computed in FP64 (the kernel computes it in FP32)."""
-    assert q.hadamard is not None
-    signs = hadamard_signs(q, x.device)[: q.hadamard].double()
-    return hadamard(x.double().unflatten(1, (-1, q.hadamard)) * signs).flatten(1)
+    def by_kernel(x: Tensor, q: Quantizer) -> Tensor:
+        return fake_quantize(x.contiguous(), q)
 
+    def apart(a: Tensor, b: Tensor) -> float:
+        return float(torch.linalg.vector_norm(a.double() @ b.double().t() - plain) / torch.linalg.vector_norm(plain))
 
-def _apart(found: Tensor, expected: Tensor) -> float:
-    return float(torch.linalg.vector_norm(found - expected) / torch.linalg.vector_norm(expected))
+    cases = [Quantizer.parse(f"fp32:rht{n}:signs={signs}") for n, signs in product(HADAMARD_SIZES, ("none", "5"))]
+    double, single = (max(apart(turn(dy, q), turn(x, q)) for q in cases) for turn in (in_double, by_kernel))
+    return double, single, len(cases)
 
 
 @exact("nvfp4", "N25")
@@ -199,10 +210,44 @@ def n25() -> Exact:
     return Exact(double < 2.0**-48 and single < 16 * SPACING, what)
 
 
-# -------------------------------------------------------------------------------- N26
+def turned() -> dict[str, tuple[float, float]]:
+    """Return three quantities of values with outliers, each without and with the Hadamard transform, in NVFP4.
+
+    crest: the mean over blocks of (greatest magnitude / root mean square) before quantization. zeros: the share of
+    values that become zero. error: the relative squared error. The values are normally distributed, and 1 % of them are
+    multiplied by 20.
+    """
+    x = normal(3)
+    x = torch.where(torch.rand(x.shape, generator=torch.Generator().manual_seed(4)) < 0.01, 20 * x, x)
+    q = Quantizer.parse(f"{NVFP4}:rht16")
+    (plain, back), (rotated, back_rotated) = (x, fake_quantize(x, NVFP4)), (rotate(x, q, -1), fake_quantize(x, q))
+
+    def crest(x: Tensor) -> float:
+        blocks = x.reshape(-1, 16)
+        return float((blocks.abs().amax(1) / blocks.square().mean(1).sqrt()).mean())
+
+    return {
+        "crest": (crest(plain), crest(rotated)),
+        "zeros": (float((back == 0).double().mean()), float((back_rotated == 0).double().mean())),
+        "error": (squared_error(plain, back), squared_error(rotated, back_rotated)),
+    }
 
 
-@cache
+@exact("nvfp4", "S2")
+def s2() -> Exact:
+    crest, zeros, error = turned().values()
+    what = (
+        f"the transform changes blocks' greatest magnitude divided by their root mean square from {crest[0]:.2f} to "
+        f"{crest[1]:.2f}, the share of zeros from {zeros[0]:.1%} to {zeros[1]:.1%} and the squared error from "
+        f"{error[0]:.4f} to {error[1]:.4f}"
+    )
+    note = "one in a hundred normally distributed values is made twenty times as large"
+    return Exact(crest[1] < crest[0] and zeros[1] < zeros[0] and error[1] > error[0], what, (note,))
+
+
+# -------------------------------------------------------------------------------- N26, N29
+
+
 def kept(model: str, first: int, last: int) -> tuple[int, int]:
     """Return how many linear layers of a preset NVFP4's recipe keeps in BF16, and the number of all linear layers.
 
@@ -221,7 +266,7 @@ def n26() -> Exact:
     8B model those of the last eight blocks.
     """
     found = {"12B": kept("hybrid-12b", 2, 8), "8B": kept("hybrid-8b", 0, 8)}
-    stated = {name: paper("nvfp4").numbers[f"kept-{name.lower()}"].value for name in found}
+    stated = {name: NUMBERS[f"kept-{name.lower()}"].value for name in found}
     holds = all(abs(of / layers - stated[name]) < 0.005 for name, (of, layers) in found.items())
     words = (
         f"{name} {of} of {layers}, {of / layers:.1%} (the paper: {stated[name]:.0%})"
@@ -230,110 +275,7 @@ def n26() -> Exact:
     return Exact(holds, "; ".join(words))
 
 
-# -------------------------------------------------------------------------------- N29
-
-
 @exact("nvfp4", "N29")
 def n29() -> Exact:
-    values = normal()
-    nv, mx = (float((fake_quantize(values, Quantizer.parse(spec)) == 0).double().mean()) for spec in (NVFP4, MXFP4))
+    nv, mx = (float((fake_quantize(normal(), spec) == 0).double().mean()) for spec in (NVFP4, MXFP4))
     return Exact(nv < mx, f"{nv:.1%} of normally distributed values become zero in NVFP4, {mx:.1%} in MXFP4")
-
-
-# -------------------------------------------------------------------------------- findings of our own
-
-
-@dataclass(frozen=True)
-class Bias:
-    """A mean relative error, which is positive if magnitudes become larger, with its standard error."""
-
-    mean: float
-    error: float
-
-    @property
-    def seen(self) -> bool:
-        """True if the mean differs from zero by more than five standard errors."""
-        return abs(self.mean) > 5 * self.error
-
-    def __str__(self) -> str:
-        return f"{self.mean:+.2%} ± {self.error:.2%}"
-
-
-@dataclass(frozen=True)
-class Biases:
-    at_maxima: Bias  # the bias of blocks' greatest values
-    elsewhere: Bias  # the bias of all other values, weighted by their magnitude
-
-
-@cache
-def biases(spec: str) -> Biases:
-    """Return the quantizer's biases on normally distributed values: of blocks' greatest values, and of all others."""
-    x, size = normal(), _cols(spec)
-    y = fake_quantize(x, spec, seed=1 if "stochastic" in spec else None)
-    blocks = x.reshape(-1, size)
-    off = ((y - x) * x.sign()).reshape(-1, size).double()
-    place = blocks.abs().argmax(1, keepdim=True)
-    at = (off.gather(1, place) / blocks.gather(1, place).abs()).flatten()
-    other = torch.ones_like(blocks, dtype=torch.bool).scatter(1, place, False)
-    rest, weight = off[other], float(blocks[other].abs().double().mean())
-    return Biases(
-        Bias(float(at.mean()), float(at.std()) / math.sqrt(at.numel())),
-        Bias(float(rest.mean()) / weight, float(rest.std()) / math.sqrt(rest.numel()) / weight),
-    )
-
-
-@exact("nvfp4", "S1")
-def s1() -> Exact:
-    stochastic, nearest, mx = biases(f"{NVFP4}:stochastic"), biases(NVFP4), biases(f"{MXFP4}:stochastic")
-    holds = (
-        stochastic.at_maxima.seen
-        and stochastic.at_maxima.mean < 0
-        and not stochastic.elsewhere.seen
-        and not mx.at_maxima.seen
-        and not mx.elsewhere.seen
-    )
-    what = (
-        f"the bias is {stochastic.at_maxima} for blocks' greatest values and {stochastic.elsewhere} for others; with "
-        f"MXFP4 {mx.at_maxima} and {mx.elsewhere}; with NVFP4 rounded to nearest {nearest.at_maxima} and "
-        f"{nearest.elsewhere}"
-    )
-    return Exact(holds, what, ("for normally distributed values; ± is a standard error",))
-
-
-@dataclass(frozen=True)
-class Turned:
-    """Three quantities of a tensor with outliers; each pair has the number without and with the Hadamard transform."""
-
-    crest: tuple[float, float]  # the mean over blocks of (greatest magnitude / root mean square) before quantization
-    zeros: tuple[float, float]  # the share of values that become zero
-    error: tuple[float, float]  # the relative squared error of the quantization
-
-
-@cache
-def turned() -> Turned:
-    """Measure NVFP4 with and without the Hadamard transform (see Turned) on values with outliers.
-
-    The values are normally distributed, and 1 % of them are multiplied by 20.
-    """
-    x = normal(3)
-    x = torch.where(torch.rand(x.shape, generator=torch.Generator().manual_seed(4)) < 0.01, 20 * x, x)
-    plain, q = Quantizer.parse(NVFP4), Quantizer.parse(f"{NVFP4}:rht16")
-    sides = (x, fake_quantize(x, plain)), (rotate(x, q, -1), fake_quantize(x, q))
-    blocks = [source.reshape(-1, 16) for source, _ in sides]
-    crest = [float((b.abs().amax(1) / b.square().mean(1).sqrt()).mean()) for b in blocks]
-    zeros = [float((back == 0).double().mean()) for _, back in sides]
-    error = [squared_error(source, back) for source, back in sides]
-    return Turned((crest[0], crest[1]), (zeros[0], zeros[1]), (error[0], error[1]))
-
-
-@exact("nvfp4", "S2")
-def s2() -> Exact:
-    found = turned()
-    holds = found.crest[1] < found.crest[0] and found.zeros[1] < found.zeros[0] and found.error[1] > found.error[0]
-    what = (
-        "the transform changes blocks' greatest magnitude divided by their root mean square from "
-        f"{found.crest[0]:.2f} to {found.crest[1]:.2f}, the share of zeros from {found.zeros[0]:.1%} to "
-        f"{found.zeros[1]:.1%} and the squared error from {found.error[0]:.4f} to {found.error[1]:.4f}"
-    )
-    note = "one in a hundred normally distributed values is made twenty times as large"
-    return Exact(holds, what, (note,))

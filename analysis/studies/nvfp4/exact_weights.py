@@ -8,12 +8,11 @@ the GEMMs read, after all caches, casts and views; nothing is computed again for
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fewbits.analysis.engine.claims.hooks import exact
@@ -32,25 +31,21 @@ STEPS, MICRO_BATCHES = 2, 2
 GEMMS = ("aten::mm", "aten::addmm", "fewbits::matmul_fp32")
 
 
-@dataclass(frozen=True)
-class Read:
-    """A layer's quantized weight as its GEMMs read it in the forward and in the backward pass of one micro-batch."""
+class Read(NamedTuple):
+    """A layer's quantized weight as its GEMMs read it in both passes of a micro-batch, and its FP32 master weight."""
 
-    layer: str
     forward: Tensor
     backward: Tensor
-    master: Tensor  # the FP32 weight during the backward pass
+    master: Tensor
 
-    @property
-    def same(self) -> bool:
-        """True if the forward and the backward pass read the same bits."""
-        return torch.equal(self.forward.view(torch.int16), self.backward.view(torch.int16))
 
-    @property
-    def apart(self) -> float:
-        """‖forward − backward‖ / ‖master‖, where `master` is the FP32 weight."""
-        difference = torch.linalg.vector_norm(self.forward.double() - self.backward.double())
-        return float(difference / torch.linalg.vector_norm(self.master.double()))
+class Consistency(NamedTuple):
+    """A comparison of the weights that the forward and the backward pass read, once for each layer and micro-batch."""
+
+    reads: int  # the number of comparisons
+    same: int  # those with the same bits in both passes
+    quantized: int  # those whose forward weight is the kernel's quantization of the master weight in BF16
+    apart: float  # the greatest ‖forward − backward‖ / ‖master‖
 
 
 class _Watch(TorchDispatchMode):
@@ -62,16 +57,15 @@ class _Watch(TorchDispatchMode):
         self.reads: list[Read] = []
         self._forward: dict[str, Tensor] = {}
         for layer in layers:
-            layer.register_forward_pre_hook(lambda of, _: self._enter(of, False))
-            layer.register_forward_hook(lambda *_: self._leave())
-            layer.register_full_backward_pre_hook(lambda of, _: self._enter(of, True))
-            layer.register_full_backward_hook(lambda *_: self._leave())
+            layer.register_forward_pre_hook(partial(self._enter, False))
+            layer.register_forward_hook(self._leave)
+            layer.register_full_backward_pre_hook(partial(self._enter, True))
+            layer.register_full_backward_hook(self._leave)
 
-    def _enter(self, layer: nn.Module, backward: bool) -> None:
-        assert isinstance(layer, QuantizedLinear)
+    def _enter(self, backward: bool, layer: Any, _: Any) -> None:
         self.at = layer, backward
 
-    def _leave(self) -> None:
+    def _leave(self, *_: Any) -> None:
         self.at = None
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
@@ -80,12 +74,11 @@ class _Watch(TorchDispatchMode):
             if not backward:
                 self._forward[layer.name] = operand.t().clone()
             elif operand.shape == layer.weight.shape:  # otherwise the operand is the activation in Wgrad
-                forward, master = self._forward.pop(layer.name), layer.weight.detach().clone()
-                self.reads.append(Read(layer.name, forward, operand.clone(), master))
+                self.reads.append(Read(self._forward.pop(layer.name), operand.clone(), layer.weight.detach().clone()))
         return func(*args, **(kwargs or {}))
 
 
-def weights_read(recipe: Recipe, model: str = "nemotron-nano", *, autocast: bool) -> list[Read]:
+def weights_read(recipe: Recipe, model: str, *, autocast: bool) -> list[Read]:
     """Train a preset, with torch's autocast or as trials do; return a `Read` for each layer and micro-batch."""
     torch.manual_seed(0)
     decoder = build(MODELS[model], seed=0, compute_dtype=torch.float32 if autocast else torch.bfloat16)
@@ -103,25 +96,17 @@ def weights_read(recipe: Recipe, model: str = "nemotron-nano", *, autocast: bool
     return watch.reads
 
 
-@dataclass(frozen=True)
-class Consistency:
-    """The result of comparing the weights that the forward and the backward pass of a layer read."""
-
-    reads: int  # the number of all comparisons (`Read`), one for each layer and micro-batch
-    same: int  # reads with the same bits in the forward and the backward pass
-    quantized: int  # reads whose forward weight is the kernel's quantization of the master weight in BF16
-    apart: float  # the greatest `Read.apart`
-
-
 @cache
 def consistency(weights: str) -> Consistency:
     """Train a small transformer and a hybrid with these blocks of weights, and compare what the passes read."""
-    recipe = load_recipe("nvfp4", {"weights": weights})
-    spec = Quantizer.parse(f"e2m1:{weights}:nvfp4")
-    found = [read for autocast in (True, False) for read in weights_read(recipe, autocast=autocast)]
-    found += weights_read(recipe, "hybrid-nano", autocast=False)
-    quantized = [torch.equal(read.forward, fake_quantize(read.master.bfloat16(), spec)) for read in found]
-    return Consistency(len(found), sum(r.same for r in found), sum(quantized), max(r.apart for r in found))
+    recipe, spec = load_recipe("nvfp4", {"weights": weights}), Quantizer.parse(f"e2m1:{weights}:nvfp4")
+    runs = (("nemotron-nano", True), ("nemotron-nano", False), ("hybrid-nano", False))
+    reads = [read for model, autocast in runs for read in weights_read(recipe, model, autocast=autocast)]
+    same = [torch.equal(read.forward.view(torch.int16), read.backward.view(torch.int16)) for read in reads]
+    quantized = [torch.equal(read.forward, fake_quantize(read.master.bfloat16(), spec)) for read in reads]
+    norm = torch.linalg.vector_norm
+    apart = [norm(r.forward.double() - r.backward.double()) / norm(r.master.double()) for r in reads]
+    return Consistency(len(reads), sum(same), sum(quantized), float(max(apart)))
 
 
 @exact("nvfp4", "N19")

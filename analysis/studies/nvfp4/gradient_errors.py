@@ -5,10 +5,10 @@ Trials measure these errors during training (`metrics.gradient_errors`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from fewbits.analysis.engine.results.arms import arm_table
@@ -37,7 +37,7 @@ class Errors:
     """Relative errors of an arm's weight gradients at the end of training, means over seeds."""
 
     title: str
-    of: Mapping[tuple[str, int], float]  # by (part, block)
+    table: pd.DataFrame  # by part (rows) and block (columns)
     trials: tuple[str, ...]  # ids
     seeds: int  # the number of seeds
 
@@ -46,10 +46,9 @@ class Errors:
 
         most: the error with the darkest shade.
         """
-        blocks = range(1, 1 + max(block for _, block in self.of))
-        parts = [part for part in PARTS if part in {part for part, _ in self.of}]
-        rows = (HeatRow(PARTS[p], np.array([self.of.get((p, block), 0.0) for block in blocks])) for p in parts)
-        return HeatMap(tuple(rows), tuple(map(str, blocks)), self.title, x_label, most, _in_percent)
+        table = self.table.reindex(columns=range(1, 1 + int(self.table.columns.to_numpy()[-1]))).fillna(0.0)
+        rows = tuple(HeatRow(label, table.loc[part].to_numpy()) for part, label in PARTS.items() if part in table.index)
+        return HeatMap(rows, tuple(map(str, table)), self.title, x_label, most, _in_percent)
 
 
 def errors_of(results: Results, sweep: str, arm: str, title: str = "") -> Errors | NoData | NotPlanned:
@@ -58,15 +57,11 @@ def errors_of(results: Results, sweep: str, arm: str, title: str = "") -> Errors
     if isinstance(own, NotPlanned) or not of.has(arm):
         return not_planned(results)
     trials = of.trials[(of.trials["arm"] == arm) & (of.trials["state"] == State.DONE)]
-    rows = gradient_errors(of)
-    rows = rows[rows["id"].isin(trials["id"])]
+    rows = gradient_errors(of).merge(trials[["id", "seed"]].drop_duplicates(), on="id")
     if rows.empty:
         return NoData(f"{model_words(own, title)}: no trial of {arm} is done and has measured gradients")
-    means = rows.groupby(["part", "block"], as_index=False)[ERROR].mean()
-    places = zip(means["part"].astype(str), means["block"].astype(int), strict=True)
-    found = dict(zip(places, means[ERROR].astype(float), strict=True))
-    seeds = trials.loc[trials["id"].isin(rows["id"]), "seed"].nunique()
-    return Errors(model_words(own, title), found, tuple(dict.fromkeys(rows["id"])), seeds)
+    table = rows.pivot_table(index="part", columns="block", values=ERROR)
+    return Errors(model_words(own, title), table, tuple(dict.fromkeys(rows["id"])), rows["seed"].nunique())
 
 
 @figure("nvfp4", "Figure B", "Where weight gradients err most")
@@ -77,7 +72,7 @@ def gradients(results: Results) -> Picture:
     missing = [one for one in found if isinstance(one, NoData)]
     if not there:
         return missing[0] if missing else not_planned(results)
-    most = max(value for one in there for value in one.of.values())
+    most = max(float(np.nanmax(one.table.to_numpy(float))) for one in there)
 
     def draw() -> Figure:
         labels = ["block, from the first" if one is there[-1] else "" for one in there]

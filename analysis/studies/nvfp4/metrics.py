@@ -5,50 +5,28 @@ A metric is a number for each trial, by its id.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import fmean, median
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 
 import numpy as np
 import pandas as pd
 
 from fewbits.analysis.engine.claims.hooks import measure, metric
-from fewbits.analysis.engine.claims.pairs import formula
-from fewbits.analysis.engine.results.data import Differences, Measured, NoData, NotPlanned
+from fewbits.analysis.engine.claims.pairs import formula, score_distance
+from fewbits.analysis.engine.results.data import Measured
 from fewbits.analysis.engine.results.frames import Results, last_windows
 from fewbits.analysis.engine.results.pairing import Metric
-from fewbits.analysis.engine.results.places import pairs_of, scope_of
 from fewbits.analysis.engine.statistics import extra_tokens
 from fewbits.experiments.evaluation.tasks import TASK_GROUPS
 
 LOSS, BEFORE = "validation_loss", "loss_before_decay"
 LATE = ("switch", "large")  # sweeps with late changes of the recipe; the first one that a scale has counts
 LENGTHS = ("1.00", "1.25", "1.36", "1.50")  # of MXFP4's runs, in units of NVFP4's tokens
-TASKS = [task for task in TASK_GROUPS["nvfp4"] if task.category != "Code"]
+TASKS = [f"tasks.{n}.{task.metric}" for task in TASK_GROUPS["nvfp4"] if task.category != "Code" for n in task.names]
 # The trunks in NVFP4 and in FP8 before the decay, and the trunk in BF16 from which they branch.
 ARM, FP8, TRUNK = "nvfp4-trunk", "fp8-trunk", "trunk"
 LAST_PART = 5  # the last 1/5 of the blocks, like the paper's last 4 of 20 blocks
 ERROR = "gradient_error"
-
-
-@metric("nvfp4", "last_gradient_errors")
-def last_gradient_errors(results: Results) -> Mapping[str, float]:
-    """Return, by trial, (mean error of weight gradients in the model's last fifth of blocks) − (mean in other blocks).
-
-    Errors are relative, as `gradient_errors` defines them.
-    """
-    found = {}
-    for trial, blocks in errors_by_block(results).items():
-        values = [blocks[block] for block in sorted(blocks)]
-        last = max(1, round(len(values) / LAST_PART))
-        if len(values) > last:
-            found[trial] = fmean(values[-last:]) - fmean(values[:-last])
-    return found
-
-
-@metric("nvfp4", "mean_gradient_error")
-def mean_gradient_error(results: Results) -> Mapping[str, float]:
-    """Return the mean relative error of each trial's weight gradients over all blocks."""
-    return {trial: fmean(blocks.values()) for trial, blocks in errors_by_block(results).items()}
 
 
 def gradient_errors(results: Results) -> pd.DataFrame:
@@ -65,17 +43,30 @@ def gradient_errors(results: Results) -> pd.DataFrame:
     return last_windows(rows).assign(block=lambda last: last["block"] + 1)[columns]
 
 
-def errors_by_block(results: Results, part: str | None = None) -> dict[str, dict[int, float]]:
-    """Return {trial id: {number of a block, from 1: mean error of the weight gradients of its linear layers}}.
+def _errors_by_block(results: Results) -> dict[str, list[float]]:
+    """Return, by trial, the mean error of the weight gradients of each block's linear layers."""
+    means = gradient_errors(results).groupby(["id", "block"])[ERROR].mean()
+    return {str(trial): of.tolist() for trial, of in means.groupby("id")}
 
-    part: if given, average over only the layers of this part of a block, for example qkv.
+
+@metric("nvfp4", "last_gradient_errors")
+def last_gradient_errors(results: Results) -> Mapping[str, float]:
+    """Return, by trial, (mean error of weight gradients in the model's last fifth of blocks) − (mean in other blocks).
+
+    Errors are relative, as `gradient_errors` defines them.
     """
-    rows = results.remembered("gradient errors", lambda: gradient_errors(results))
-    means = (rows if part is None else rows[rows["part"] == part]).groupby(["id", "block"])[ERROR].mean().reset_index()
-    return {
-        str(trial): dict(zip(of["block"].astype(int), of[ERROR].astype(float), strict=True))
-        for trial, of in means.groupby("id")
-    }
+    found = {}
+    for trial, errors in _errors_by_block(results).items():
+        last = max(1, round(len(errors) / LAST_PART))
+        if len(errors) > last:
+            found[trial] = fmean(errors[-last:]) - fmean(errors[:-last])
+    return found
+
+
+@metric("nvfp4", "mean_gradient_error")
+def mean_gradient_error(results: Results) -> Mapping[str, float]:
+    """Return the mean relative error of each trial's weight gradients over all blocks."""
+    return {trial: fmean(errors) for trial, errors in _errors_by_block(results).items()}
 
 
 @metric("nvfp4", BEFORE)
@@ -104,13 +95,27 @@ def loss_before_decay(results: Results) -> Mapping[str, float]:
 Values = Mapping[str, float]
 
 
+def _switches(results: Results) -> bool:
+    """Return whether the scale has the sweep `switch`, whose arms branch from a run in NVFP4."""
+    return "switch" in {member.cell.sweep for member in results.members}
+
+
+def _losses(
+    results: Results,
+    sweeps: Sequence[str],
+    arms: Mapping[str, str],
+    combine: Callable[[Values], float],
+    loss: str = LOSS,
+) -> Measured:
+    """Return a number that is computed from the losses of several arms of the first of the sweeps that a scale has."""
+    return formula(results, {name: (sweeps, arm, loss) for name, arm in arms.items()}, combine, relative=False)
+
+
 @measure("nvfp4", "N1")
 def widening(results: Results) -> Mapping[str, Measured]:
     """Return by how much the relative gap to FP8 is greater after the decay than before it."""
-    before = loss_before_decay(results)
-    ours, base, trunk, fp8 = ("nvfp4-long", "fp8-long", ARM, FP8)
-    if "switch" not in planned_sweeps(results):
-        ours, base, trunk, fp8 = ("nvfp4", "fp8", "nvfp4", "fp8")
+    before, switches = loss_before_decay(results), _switches(results)
+    ours, base, trunk, fp8 = ("nvfp4-long", "fp8-long", ARM, FP8) if switches else ("nvfp4", "fp8") * 2
     arms: dict[str, tuple[Sequence[str], str, Metric]] = {
         "end": (LATE, ours, LOSS),
         "base": (LATE, base, LOSS),
@@ -123,17 +128,8 @@ def widening(results: Results) -> Mapping[str, Measured]:
 @measure("nvfp4", "N2")
 def scores(results: Results) -> Mapping[str, Measured]:
     """Return the median distance of downstream scores from FP8's, in points, over all tasks except code."""
-    found = scope_of(results, ("nvfp4", "fp8"), ("large", "recipe"))
-    if found is None:
-        return {"median distance over all tasks": NotPlanned(f"not run at this scale ({results.scale_name})")}
-    values, pairs = [], pairs_of(found)
-    for ours, base in pairs:
-        known = [found.results.numbers(f"tasks.{name}.{task.metric}") for task in TASKS for name in task.names]
-        distances = [100 * abs(one[ours] - one[base]) for one in known if {ours, base} <= set(one)]
-        values += [median(distances)] if distances else []
-    trials = tuple(trial for pair in pairs for trial in pair)
-    data = Differences(tuple(values), trials=trials, observed=True) if values else NoData("no stored scores", trials)
-    return {"median distance over all tasks": data}
+    distance = score_distance(results, ("nvfp4",), "fp8", TASKS, ("large", "recipe"))
+    return {"median distance over all tasks": distance}
 
 
 @measure("nvfp4", "N20")
@@ -143,10 +139,9 @@ def costs(results: Results) -> Mapping[str, Measured]:
     def ratio(of: Values) -> float:
         return (of["mxfp4"] - of["bf16"]) / positive(of["nvfp4"] - of["bf16"])
 
+    arms = {arm: arm for arm in ("mxfp4", "nvfp4", "bf16")}
     return {
-        f"MXFP4's cost over NVFP4's, {name}": formula(
-            results, {arm: ((sweep,), arm, LOSS) for arm in ("mxfp4", "nvfp4", "bf16")}, ratio, relative=False
-        )
+        f"MXFP4's cost over NVFP4's, {name}": _losses(results, (sweep,), arms, ratio)
         for name, sweep in {"transformer": "recipe", "hybrid": "hybrid"}.items()
     }
 
@@ -162,32 +157,23 @@ def mxfp4_tokens(results: Results) -> Mapping[str, Measured]:
         slope = -float(np.polyfit(np.log([float(times) for times in LENGTHS]), [of[times] for times in LENGTHS], 1)[0])
         return extra_tokens(of[LENGTHS[0]] - of["nvfp4"], positive(slope))
 
-    arms = {times: (("scratch",), f"mxfp4-{times}", LOSS) for times in LENGTHS}
-    return {
-        "extra tokens": formula(results, arms | {"nvfp4": (("scratch",), "nvfp4-whole", LOSS)}, extra, relative=False)
-    }
+    arms = {times: f"mxfp4-{times}" for times in LENGTHS} | {"nvfp4": "nvfp4-whole"}
+    return {"extra tokens": _losses(results, ("scratch",), arms, extra)}
 
 
 @measure("nvfp4", "N23")
 def shares(results: Results) -> Mapping[str, Measured]:
     """Return which share of the gain of switching both passes the switch of the forward pass has."""
-    none = "nvfp4-long" if "switch" in planned_sweeps(results) else "nvfp4"
 
     def share(of: Values) -> float:
         return (of["none"] - of["forward"]) / positive(of["none"] - of["both"])
 
-    def measured(metric: str) -> Measured:
-        arms = {"none": none, "forward": "switch-forward", "both": "switch-both"}
-        return formula(results, {name: (LATE, arm, metric) for name, arm in arms.items()}, share, relative=False)
-
+    none = "nvfp4-long" if _switches(results) else "nvfp4"
+    arms = {"none": none, "forward": "switch-forward", "both": "switch-both"}
     return {
-        "share of the gain": measured(LOSS),
-        "share of the gain, evaluated in BF16": measured(f"{LOSS}_unquantized"),
+        "share of the gain": _losses(results, LATE, arms, share),
+        "share of the gain, evaluated in BF16": _losses(results, LATE, arms, share, f"{LOSS}_unquantized"),
     }
-
-
-def planned_sweeps(results: Results) -> set[str]:
-    return {member.cell.sweep for member in results.members}
 
 
 def positive(divisor: float) -> float:

@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from fewbits.analysis.engine.results.data import NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.engine.results.places import sweep_places
-from fewbits.analysis.engine.statistics import ALPHA, Summary, summary
+from fewbits.analysis.engine.statistics import ALPHA, summary
 from fewbits.analysis.figures.curves import ROW, Line, Panel, Rule, curve_figure
 from fewbits.analysis.figures.series import band_of, means_of
 from fewbits.analysis.figures.theme import BASELINE, STYLES, Style
 from fewbits.analysis.figures.training import ArmCurves, left_out, notes_of, panels_of, show_rows, trials_of
 from fewbits.analysis.report.items import FigureResult, Picture, why_missing
 from fewbits.analysis.report.registry import figure
+from fewbits.analysis.studies.nvfp4.metrics import LENGTHS, LOSS
 from fewbits.sweeps.planning.store import State
 
 PRINTED = {"nvfp4": "nvfp4-8b", "mxfp4": "mxfp4-8b"}
@@ -28,27 +30,30 @@ ROWS = (
     ArmCurves("hybrid", ("nvfp4", "mxfp4"), name="hybrid", metrics=("loss",), paper=PRINTED),
 )
 SWEEP, NVFP4 = "scratch", "nvfp4-whole"
-MXFP4 = ("mxfp4-1.00", "mxfp4-1.25", "mxfp4-1.36", "mxfp4-1.50")
-FINAL = "validation_loss"
+MXFP4 = tuple(f"mxfp4-{times}" for times in LENGTHS)
 TITLES = ("Final validation loss, nats", "Change from NVFP4, %")
 TOKENS = "tokens of MXFP4 (NVFP4 = 1)"
 
 
 @dataclass(frozen=True)
 class Longer:
-    """Trainings in MXFP4 with several numbers of tokens, compared with one number of tokens in NVFP4.
-
-    All numbers are over the seeds whose trials are finished in NVFP4 and in each MXFP4 arm with finished trials.
-    """
+    """Trainings in MXFP4 with several numbers of tokens, compared with one number of tokens in NVFP4."""
 
     times: tuple[float, ...]  # by MXFP4 arm, its number of tokens divided by NVFP4's, in ascending order
-    levels: tuple[Summary, ...]  # by MXFP4 arm, the final validation loss
-    changes: tuple[Summary, ...]  # by MXFP4 arm, the relative change of this loss from NVFP4's of the same seed
-    nvfp4: Summary  # the final validation loss of NVFP4
-    crossings: tuple[float, ...]  # for each seed in which the change falls to 0, the interpolated `times` where it does
-    already: int  # the number of seeds in which MXFP4 with the fewest tokens is not worse than NVFP4
-    seeds: int
+    losses: pd.DataFrame  # by seed that all arms have finished and by arm (NVFP4 first), the final validation loss
     trials: tuple[str, ...]
+
+    @property
+    def changes(self) -> pd.DataFrame:
+        """By seed and MXFP4 arm, the relative change of the loss from NVFP4's of the same seed."""
+        base = self.losses[NVFP4]
+        return self.losses.drop(columns=NVFP4).sub(base, axis=0).div(base.abs(), axis=0)
+
+    @property
+    def crossings(self) -> list[float]:
+        """For each seed in which the change falls to 0, the interpolated `times` where it does."""
+        found = (crossing(self.times, row) for row in self.changes.to_numpy(float).tolist())
+        return [times for times in found if times is not None]
 
 
 def longer(results: Results) -> Longer | NoData | NotPlanned:
@@ -57,27 +62,16 @@ def longer(results: Results) -> Longer | NoData | NotPlanned:
     if isinstance(part, NotPlanned):
         return part
     done = part.trials[part.trials["state"] == State.DONE]
-    if FINAL not in done or not {NVFP4, *MXFP4[:1]} <= set(done["arm"]):
+    if LOSS not in done or not {NVFP4, *MXFP4[:1]} <= set(done["arm"]):
         return NoData("the sweep scratch has no finished trials of NVFP4 and MXFP4")
-    tokens = part.curves("loss").groupby("arm")["tokens"].max()
-    losses = done.pivot_table(index="seed", columns="arm", values=FINAL)
-    arms = [arm for arm in MXFP4 if arm in losses]
-    table = losses[[NVFP4, *arms]].dropna()
-    if table.empty:
+    losses = done.pivot_table(index="seed", columns="arm", values=LOSS)
+    losses = losses[[NVFP4, *(arm for arm in MXFP4 if arm in losses)]].dropna()
+    if losses.empty:
         return NoData("no seed of the sweep scratch is finished in all arms")
-    changes = table[arms].sub(table[NVFP4], axis=0).div(table[NVFP4].abs(), axis=0)
-    times = tuple(float(tokens[arm] / tokens[NVFP4]) for arm in arms)
-    where = [crossing(times, row) for row in changes.to_numpy(float).tolist()]
-    return Longer(
-        times,
-        tuple(summary(table[arm], 1 - 2 * ALPHA) for arm in arms),
-        tuple(summary(changes[arm], 1 - 2 * ALPHA) for arm in arms),
-        summary(table[NVFP4], 1 - 2 * ALPHA),
-        tuple(x for x in where if x is not None),
-        int((changes[arms[0]] <= 0).sum()),
-        len(table),
-        tuple(done.loc[done["arm"].isin([NVFP4, *arms]) & done["seed"].isin(table.index), "id"]),
-    )
+    tokens = part.curves("loss").groupby("arm")["tokens"].max()
+    times = tuple(float(tokens[arm] / tokens[NVFP4]) for arm in losses.columns[1:])
+    used = done["arm"].isin(losses.columns) & done["seed"].isin(losses.index)
+    return Longer(times, losses, tuple(done.loc[used, "id"]))
 
 
 def crossing(times: Sequence[float], changes: Sequence[float]) -> float | None:
@@ -117,32 +111,33 @@ def _longer_panels(of: Longer | NoData, nvfp4: Style) -> list[Panel]:
     if not isinstance(of, Longer):
         return [Panel(title, y_label="from scratch", empty=why_missing(of)) for title in TITLES]
 
-    def points(found: Sequence[Summary]) -> Line:
-        return Line(np.array(of.times), means_of(found), STYLES[1], "", band_of(found), points=True)
+    def line(x: Sequence[float], found: pd.DataFrame, style: Style, points: bool) -> Line:
+        means = [summary(found[arm], 1 - 2 * ALPHA) for arm in found]
+        return Line(np.array(x), means_of(means), style, "", band_of(means), points=points)
 
-    ends = np.array([of.times[0], of.times[-1]])
-    interval = of.nvfp4.interval
-    band = None if interval is None else (np.full(2, interval.low), np.full(2, interval.high))
-    level = Line(ends, np.full(2, of.nvfp4.mean), nvfp4, "", band, points=False)
+    level = line([of.times[0], of.times[-1]], of.losses[[NVFP4, NVFP4]].set_axis([0, 1], axis=1), nvfp4, False)
     papers = paper("nvfp4").numbers["mxfp4-tokens"].value
     ring = Line(np.array([papers]), np.zeros(1), BASELINE, points=True, hollow=True)
     marks = [Rule(0, "text")]
     if of.crossings:
         marks.append(Rule(float(np.mean(of.crossings)), upright=True, dashes=(2, 2)))
+    losses = line(of.times, of.losses.drop(columns=NVFP4), STYLES[1], True)
+    changes = line(of.times, of.changes, STYLES[1], True)
     return [
-        Panel(TITLES[0], (level, points(of.levels)), x_label=TOKENS, y_label="from scratch"),
-        Panel(TITLES[1], (points(of.changes), ring), tuple(marks), x_label=TOKENS, y_axis="change"),
+        Panel(TITLES[0], (level, losses), x_label=TOKENS, y_label="from scratch"),
+        Panel(TITLES[1], (changes, ring), tuple(marks), x_label=TOKENS, y_axis="change"),
     ]
 
 
 def _in_words(of: Longer | NoData | NotPlanned) -> str:
     if not isinstance(of, Longer):
         return f"Longer training in MXFP4: {why_missing(of)}."
+    seeds, crossings, already = len(of.losses), of.crossings, int((of.changes.iloc[:, 0] <= 0).sum())
     found = "its runs do not reach NVFP4's loss"
-    if of.crossings:
-        found = f"it reaches NVFP4's loss at {np.mean(of.crossings):.3g} times the tokens, interpolated linearly"
-        found += f", in {len(of.crossings)} of {of.seeds} seeds" if len(of.crossings) < of.seeds else ""
-    if of.already:
-        met = f"in {of.already} of {of.seeds} seeds its loss is not above NVFP4's with the same number of tokens"
-        found = f"{found}; {met}" if of.crossings or of.already < of.seeds else met
+    if crossings:
+        found = f"it reaches NVFP4's loss at {np.mean(crossings):.3g} times the tokens, interpolated linearly"
+        found += f", in {len(crossings)} of {seeds} seeds" if len(crossings) < seeds else ""
+    if already:
+        met = f"in {already} of {seeds} seeds its loss is not above NVFP4's with the same number of tokens"
+        found = f"{found}; {met}" if crossings or already < seeds else met
     return f"Longer training in MXFP4: {found}; the ring marks the paper's result, 1.36 times."

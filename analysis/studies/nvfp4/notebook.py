@@ -26,76 +26,37 @@ nvfp4.top()
 # stochastically; the operands of the weight gradient go through a random Hadamard transform.
 
 # %%
-nvfp4.figure("Figure 1")
-
-# %%
-nvfp4.table("Table 1")
+nvfp4.show("Figure 1", "Table 1")
 
 # %% [markdown]
 # ## Comparison with FP8 and BF16
 
 # %%
-nvfp4.figure("Figure 2")
-
-# %%
-nvfp4.table("Table 2")
-
-# %%
-nvfp4.figure("Figure 3")
+nvfp4.show("Figure 2", "Table 2", "Figure 3")
 
 # %% [markdown]
 # ## Without one part of the recipe
 
 # %%
-nvfp4.figure("Figure 4")
-
-# %%
-nvfp4.figure("Figure 5")
+nvfp4.show("Figure 4", "Figure 5")
 
 # %% [markdown]
 # ## NVFP4 beside MXFP4, and late switches to BF16
 
 # %%
-nvfp4.figure("Figure 6")
-
-# %%
-nvfp4.figure("Figure 7")
+nvfp4.show("Figure 6", "Figure 7")
 
 # %% [markdown]
 # ## How models were trained
 
 # %%
-nvfp4.table("Table 3")
-
-# %%
-nvfp4.table("Table 4")
-
-# %%
-nvfp4.table("Table 5")
+nvfp4.show("Table 3", "Table 4", "Table 5")
 
 # %% [markdown]
 # ## The parts of the recipe
 
 # %%
-nvfp4.figure("Figure 8")
-
-# %%
-nvfp4.figure("Figure 9")
-
-# %%
-nvfp4.figure("Figure 10")
-
-# %%
-nvfp4.figure("Figure 11")
-
-# %%
-nvfp4.figure("Figure 12")
-
-# %%
-nvfp4.figure("Figure 13")
-
-# %%
-nvfp4.figure("Figure 14")
+nvfp4.show("Figure 8", "Figure 9", "Figure 10", "Figure 11", "Figure 12", "Figure 13", "Figure 14")
 
 # %% [markdown]
 # ## Claims

@@ -5,8 +5,8 @@ The kernels and the recipe supply all numbers and descriptions, so the figures a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,10 +33,10 @@ ROWS, COLUMNS, BLOCK = 16, 32, 16
 
 CELL, GAP, LEFT = 10.6, 4.0, 4.0  # in points: the side of a code's box, the gap between blocks, the left margin
 SCALES = LEFT + COLUMNS * CELL + GAP + 2  # the left edge of the block scales
+E2M1, E4M3 = Format.parse("e2m1"), Format.parse("e4m3")
 
 
-@dataclass(frozen=True)
-class Matrix:
+class Matrix(NamedTuple):
     """A matrix and its NVFP4 encoding; arrays are by row and column, those of scales by row and block."""
 
     x: Tensor
@@ -45,11 +45,7 @@ class Matrix:
     values: np.ndarray  # the E2M1 values of the codes, not multiplied by scales
     scales: np.ndarray  # of the blocks, as numbers that E4M3 represents
     tensor_scale: float
-    greatest: np.ndarray  # by row and block, the matrix column of the (first) greatest magnitude
-
-
-def _decoded(codes: np.ndarray, of: Format) -> np.ndarray:
-    return np.array([[of.decode(int(code)) for code in row] for row in codes])
+    greatest: np.ndarray  # true for the (first) greatest magnitude of each block
 
 
 @cache
@@ -63,9 +59,13 @@ def matrix() -> Matrix:
     assert packed.scales is not None
     assert packed.group_scales is not None
     codes = unpack(packed.codes, 4, COLUMNS).numpy()
-    places = x.float().abs().view(ROWS, -1, BLOCK).argmax(-1) + torch.arange(0, COLUMNS, BLOCK)
-    values, scales = _decoded(codes, packed.quantizer.format), _decoded(packed.scales.numpy(), Format.parse("e4m3"))
-    return Matrix(x, packed, codes, values, scales, float(packed.group_scales[0]), places.numpy())
+    values, scales = (
+        np.vectorize(of.decode, [float])(found.astype(object))  # of Python's integers
+        for of, found in ((E2M1, codes), (E4M3, packed.scales.numpy()))
+    )
+    places = x.float().abs().view(ROWS, -1, BLOCK).argmax(-1, keepdim=True)
+    greatest = torch.zeros(ROWS, COLUMNS // BLOCK, BLOCK).scatter(-1, places, 1).view(ROWS, COLUMNS).bool().numpy()
+    return Matrix(x, packed, codes, values, scales, float(packed.group_scales[0]), greatest)
 
 
 @figure("nvfp4", "Figure 1")
@@ -77,21 +77,24 @@ def figure_1(results: Results) -> Picture:
         drawing = Drawing(331)
         top = drawing.height - 36
         drawing.text(LEFT, top + 26, f"tensor scale, FP32: max |x| / (6 · 448) = {of.tensor_scale:.4g}", bold=True)
-        for b, name in enumerate("AB"):
-            drawing.text(LEFT + b * (BLOCK * CELL + GAP), top + 9, f"block {name}: 16 codes", quiet=True)
-            drawing.text(SCALES + b * 26 + 24, top + 9, name, at="right", quiet=True)
         drawing.text(SCALES + 50, top + 26, "block scales, E4M3", at="right", quiet=True)
-        for (i, j), value in np.ndenumerate(of.values):
-            corner = (LEFT + j * CELL + (j // BLOCK) * GAP, top - (i + 1) * CELL)
-            _code(drawing, corner, int(of.codes[i, j]), value, framed=j in of.greatest[i])
-        for (i, b), scale in np.ndenumerate(of.scales):
-            middle = top - (i + 0.5) * CELL
-            drawing.text(SCALES + b * 26 + 24, middle, f"{scale:g}", at="right", va="center_baseline")
-        _values_of_codes(drawing, top - ROWS * CELL - 18, of.packed.quantizer.format)
-        _one_block(drawing, top - ROWS * CELL - 48, of)
+        for b, name in enumerate("AB"):
+            left, part = LEFT + b * (BLOCK * CELL + GAP), np.s_[:, b * BLOCK : (b + 1) * BLOCK]
+            drawing.text(left, top + 9, f"block {name}: 16 codes", quiet=True)
+            _codes(drawing, left, top, of.codes[part], of.greatest[part])
+            drawing.text(SCALES + b * 26 + 24, top + 9, name, at="right", quiet=True)
+            for i, scale in enumerate(of.scales[:, b]):
+                middle = top - (i + 0.5) * CELL
+                drawing.text(SCALES + b * 26 + 24, middle, f"{scale:g}", at="right", va="center_baseline")
+        bottom, width = top - ROWS * CELL, (POINTS - 2 * LEFT) / 8
+        for code in range(8):  # a legend: for each magnitude, the codes of its two signs and its value
+            x, spelled = LEFT + code * width, f"±{E2M1.decode(code):g}".replace("0.5", "½").replace("1.5", "1½")
+            _codes(drawing, x, bottom - 23 + CELL, np.array([[code, code + 8]]), gap=1)
+            drawing.text(x + 2 * CELL + 4, bottom - 18, spelled, va="center_baseline")
+        _one_block(drawing, bottom - 48, of)
         return drawing.figure
 
-    exact = int((np.abs(of.values).reshape(ROWS, -1, BLOCK).max(-1) == 6).sum())
+    exact = int((np.abs(of.values[of.greatest]) == 6).sum())
     notes = (
         f"A matrix of normally distributed values, with blocks of different magnitudes, encoded by {SPELLED}: "
         f"{8 * of.packed.nbytes} bits, {of.packed.bits_per_element:.4g} per element (4.5 for a large tensor). Framed: "
@@ -100,45 +103,31 @@ def figure_1(results: Results) -> Picture:
     return FigureResult(draw, (), notes)
 
 
-def _code(drawing: Drawing, corner: tuple[float, float], code: int, value: float, *, framed: bool = False) -> None:
-    """Draw a code as a hexadecimal digit in a box, which is shaded by the value's magnitude and may have a frame.
+def _codes(
+    drawing: Drawing, x: float, top: float, codes: np.ndarray, framed: np.ndarray | None = None, gap: float = 0.0
+) -> None:
+    """Draw codes as hexadecimal digits in boxes, which are shaded by the values' magnitudes.
 
-    corner: the lower left corner of the box.
+    x, top: the upper left corner. framed: true for the codes with a frame. gap: the distance of columns.
     """
-    fill = shades()(abs(value) / 6)
-    inset, edge = (0.7, "line") if framed else (0.0, "")
-    x, y = corner
-    side = CELL - 2 * inset
-    drawing.box(x + inset, y + inset, side, side, f"{code:X}", fill=fill, edge=edge, line=1.4, color=ink(fill))
-
-
-def _values_of_codes(drawing: Drawing, y: float, element: Format) -> None:
-    """Draw a legend at height y: for each magnitude of the format, the codes of its two signs and its value."""
-    width = (POINTS - 2 * LEFT) / 8
-    for code in range(8):
-        x, value = LEFT + code * width, element.decode(code)
-        _code(drawing, (x, y - 5), code, value)
-        _code(drawing, (x + CELL + 1, y - 5), code + 8, value)
-        spelled = f"±{value:g}".replace("0.5", "½").replace("1.5", "1½")
-        drawing.text(x + 2 * CELL + 4, y, spelled, va="center_baseline")
+    for (i, j), code in np.ndenumerate(codes):
+        inset, edge = (0.7, "line") if framed is not None and framed[i, j] else (0.0, "")
+        fill, side = shades()(abs(E2M1.decode(int(code))) / 6), CELL - 2 * inset
+        corner = x + j * (CELL + gap) + inset, top - (i + 1) * CELL + inset
+        drawing.box(*corner, side, side, f"{code:X}", fill=fill, edge=edge, line=1.4, color=ink(fill))
 
 
 def _one_block(drawing: Drawing, y: float, of: Matrix) -> None:
     """Draw the matrix's first block below height y: its scaled values, their codes, and the values of the codes."""
-    row, width = 0, (POINTS - 2 * LEFT) / BLOCK
-    scale = float(of.scales[row, 0])
-    x = of.x[row, :BLOCK].float().numpy()
-    scaled = x / (scale * of.tensor_scale)
-    error = abs(decode(of.packed)[row, :BLOCK].float().numpy() - x).max()
+    width, scale, x = (POINTS - 2 * LEFT) / BLOCK, float(of.scales[0, 0]), of.x[0, :BLOCK].float().numpy()
+    error = abs(decode(of.packed)[0, :BLOCK].float().numpy() - x).max()
     head = f"block A of the first row: x / (tensor scale · {scale:g}), and the nearest of E2M1"
     drawing.text(LEFT, y, head, bold=True)
-    for j in range(BLOCK):
-        middle, greatest = LEFT + (j + 0.5) * width, j in of.greatest[row]
-        for k, words in enumerate((f"{scaled[j]:.1f}", f"{of.values[row, j]:g}")):
-            text = words.replace("-", "−")
-            drawing.text(middle, y - 18 - 32 * k, text, at="center", bold=greatest, quiet=k == 0)
-        corner = (middle - CELL / 2, y - 34 - CELL / 2)
-        _code(drawing, corner, int(of.codes[row, j]), float(of.values[row, j]), framed=greatest)
+    for j, scaled in enumerate(x / (scale * of.tensor_scale)):
+        middle = LEFT + (j + 0.5) * width
+        for k, words in enumerate((f"{scaled:.1f}".replace("-", "−"), f"{of.values[0, j]:g}".replace("-", "−"))):
+            drawing.text(middle, y - 18 - 32 * k, words, at="center", bold=bool(of.greatest[0, j]), quiet=k == 0)
+    _codes(drawing, LEFT + (width - CELL) / 2, y - 34 + CELL / 2, of.codes[:1, :BLOCK], of.greatest, gap=width - CELL)
     last = f"times both scales: within {error:.2g} of x, whose greatest magnitude is {abs(x).max():.3g}"
     drawing.text(LEFT, y - 66, last, quiet=True)
 

@@ -39,7 +39,7 @@ def generators(box_muller: Mapping[tuple[int, int], float], others: tuple[float 
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, found: Bench | None) -> Mapping[str, Measured]:
-    monkeypatch.setattr(metrics_timing, "generators", lambda _: found)
+    monkeypatch.setattr(metrics_timing, "bench", lambda *_: found)
     return metrics_timing.g18(EMPTY)
 
 
@@ -83,7 +83,7 @@ def test_training_beside_the_papers_overheads(monkeypatch: pytest.MonkeyPatch) -
     def training(gaussws: float, kind: str = "cuda") -> Mapping[str, Measured]:
         steps = {"bf16": 1.0, "gaussws": gaussws, "diffq": 1.25}
         models = {"llama2-134m": {("adamw", recipe): timed(s) for recipe, s in steps.items()}}
-        monkeypatch.setattr(metrics_timing, "training", lambda _: Bench("a device", kind, models))
+        monkeypatch.setattr(metrics_timing, "bench", lambda *_: Bench("a device", kind, models))
         return metrics_timing.g16(EMPTY)
 
     assert set(statuses("G16", training(1.03))) == {Status.SUPPORTED}

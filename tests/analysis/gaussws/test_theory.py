@@ -54,17 +54,17 @@ def test_lemma_1_on_the_grid_ends_in_a_single_tie(bits: int, magnitude: float) -
     b is the bit width, and m = 7 the number of mantissa bits. At the bound itself, b = m + 2 + τ, the cast swallows the
     noise in exactly one case: a tie, with noise of half a step and the weight 1.
     """
-    assert theory.swallowed_noise(bits - 0.01, magnitude).count == 0
-    assert theory.swallowed_noise(bits, magnitude).count == 1
-    assert theory.swallowed_noise(bits, magnitude, ties=False).count == 0
-    assert theory.swallowed_noise(bits + 1, magnitude, ties=False).count > 1000
+    assert theory.swallowed_noise(bits - 0.01, magnitude).sum() == 0
+    assert theory.swallowed_noise(bits, magnitude).sum() == 1
+    assert theory.swallowed_noise(bits, magnitude, ties=False).sum() == 0
+    assert theory.swallowed_noise(bits + 1, magnitude, ties=False).sum() > 1000
 
 
 def test_lemma_1_beside_the_grid_ends_a_bit_earlier() -> None:
     """Check Lemma 1 for FP32 master weights, which are not on BF16's grid: noise ±1 survives at up to 8 bits."""
-    assert theory.swallowed_noise(8, beside_grid=True).count == 0
-    assert 0.0005 < theory.swallowed_noise(8.5, beside_grid=True).share < 0.005
-    assert theory.swallowed_noise(8.99, beside_grid=True).share > 0.005
+    eight, between, nine = (theory.swallowed_noise(b, beside_grid=True).double().mean() for b in (8, 8.5, 8.99))
+    assert eight == 0
+    assert 0.0005 < between < 0.005 < nine
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "uniform"])
@@ -85,10 +85,10 @@ def test_a_kernel_whose_noise_is_smaller_contradicts_g2(monkeypatch: pytest.Monk
 
 def test_lemma_2_holds_above_its_cutoff_and_not_a_binade_below_for_the_largest_noise() -> None:
     for bits in (3, 4.3, 5.7, 6, 9):
-        assert not theory.swallowed_weights(bits, 0, 1.0).count
-        assert not theory.swallowed_weights(bits, 0, 2.0).count
-    assert theory.swallowed_weights(5.7, -1, 2.0).count
-    assert theory.swallowed_weights(5.7, -2, 1.0).count
+        assert not theory.swallowed_weights(bits, 0, 1.0).any()
+        assert not theory.swallowed_weights(bits, 0, 2.0).any()
+    assert theory.swallowed_weights(5.7, -1, 2.0).any()
+    assert theory.swallowed_weights(5.7, -2, 1.0).any()
 
 
 def test_proposition_3s_exponents_suffice_and_fewer_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,10 +114,9 @@ def test_table_c1_is_found_again_entry_by_entry() -> None:
 
 
 def test_without_noise_no_weight_is_swallowed() -> None:
-    found = theory.below_cutoff(4)
-    assert found.swallowed_without_noise == 0
-    assert 0 < found.swallowed < found.noisy
-    assert found.kept == found.weights - found.noisy
+    weights, noisy, swallowed, swallowed_without_noise, kept = theory.below_cutoff(4)
+    assert swallowed_without_noise == 0 < swallowed < noisy
+    assert kept == weights - noisy
 
 
 def test_vectors_do_not_commute_with_the_transpose_and_squares_do() -> None:
@@ -133,8 +132,8 @@ def test_noise_of_another_seed_in_backward_contradicts_g6(monkeypatch: pytest.Mo
 
 def test_bytes_are_those_that_are_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     found = arithmetic.bytes_each()
-    assert (found.sampled, found.noise, found.widths) == (2.0, {"gaussws": 0.5, "diffq": 2.0}, 4 / 1024)
-    monkeypatch.setattr(arithmetic, "bytes_each", lambda: found._replace(noise={"gaussws": 1.0, "diffq": 2.0}))
+    assert found == {"sampled": 2.0, "gaussws": 0.5, "diffq": 2.0, "widths": 4 / 1024}
+    monkeypatch.setattr(arithmetic, "bytes_each", lambda: found | {"gaussws": 1.0})
     assert not arithmetic.g17().holds
 
 

@@ -58,7 +58,7 @@ def test_a_page_loads_nothing_and_its_links_lead_to_places(original: Made) -> No
     }
 
 
-def test_a_notebook_has_a_cell_for_each_item_and_no_private_output(original: Made) -> None:
+def test_a_notebook_has_a_call_in_each_cell_and_no_private_output(original: Made) -> None:
     notebook = nbformat.read(original.folder / "mor.ipynb", as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     outputs = [output for cell in code for output in cell.outputs]
