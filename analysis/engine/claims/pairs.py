@@ -19,7 +19,7 @@ from fewbits.analysis.engine.results.evaluations import (
 )
 from fewbits.analysis.engine.results.frames import SCORES, Results
 from fewbits.analysis.engine.results.pairing import Between, Metric, arm_rows, combined, line_of, paired, sample
-from fewbits.analysis.engine.results.places import Scope, not_planned, pairs_of, scope_of
+from fewbits.analysis.engine.results.places import ANYWHERE, Scope, Where, not_planned, pairs_of, scope_of
 from fewbits.analysis.engine.statistics import Error, relative_slope
 from fewbits.sweeps.planning.store import OVER, State
 
@@ -126,7 +126,7 @@ def score_distance(
     baseline: str,
     names: Sequence[str],
     sweeps: Sequence[str] = (),
-    where: Where | None = None,
+    where: Where = ANYWHERE,
 ) -> Differences | NoData | NotPlanned:
     """Return, by seed, the median over arms and tasks of |score − the baseline's score|, in points.
 
@@ -137,7 +137,7 @@ def score_distance(
     for arm in arms:
         found = scope_of(results, (arm, baseline), sweeps, where)
         if found is None:
-            return NotPlanned(f"not run at this scale ({results.scale_name})")
+            return not_planned(results)
         seeds = {member.id: member.cell.seed for member in found.results.members}
         scores = [found.results.numbers(name) for name in names]
         for ours, base in pairs_of(found):

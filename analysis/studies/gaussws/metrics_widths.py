@@ -124,8 +124,11 @@ def figure_5(results: Results) -> Picture:
             _draw_layers(axes, rows)
             axes.set_title(f"{name}: bits at the end, by layer")
             trials, across = list(trial_ids(there[name], OURS).values()), axes.get_yaxis_transform()
-            for tier, share in finals(there[name]).reindex(trials)[list(TIERS)].mean().items():
-                axes.text(1.01, tier, f"≤ {tier}: {100 * share:.4g} %", transform=across, va="center", fontsize=SMALL)
+            shares = finals(there[name]).reindex(trials).mean()
+            for tier in TIERS:
+                axes.text(
+                    1.01, tier, f"≤ {tier}: {100 * shares[tier]:.4g} %", transform=across, va="center", fontsize=SMALL
+                )
             alone = by_decay_alone(there[name].plan.trials[trials[0]].trial)
             axes.axhline(alone, color=theme().quiet, linewidth=0.9, dashes=DASHED)
         grid[-1][0].set_xlabel("block")
