@@ -17,9 +17,9 @@ from fewbits.kernels.quantizer import Block, Mixture, Quantizer
 from fewbits.models.execution import check_tokens
 from fewbits.models.networks.registry import on_meta, with_vocab
 from fewbits.models.observer import Observer
-from fewbits.models.quantize import keep, linear_layers, quantize
-from fewbits.models.quantized_linear import BlockLinear
+from fewbits.models.quantize import keep, quantize
 from fewbits.models.recipe import Slot
+from fewbits.models.weights import BlockLinear, linear_layers
 
 
 def corpus_model(trial: Trial, corpus: Corpus) -> Trial:
@@ -64,7 +64,7 @@ def coincidences(trial: Trial, layers: Sequence[BlockLinear]) -> Iterator[str]:
     for layer in layers:
         if layer.name in kept:
             continue
-        out, inner = layer.linear.weight.shape
+        out, inner = layer.shape
         shapes = {"x": (tokens, inner), "w": (out, inner), "dy": (tokens, out)}
         for name, slot in recipe.operands.items():
             rows, cols = shape = shapes[name.partition(".")[2]]

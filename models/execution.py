@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-from torch import nn
-
 from fewbits.kernels.fp8_products import MULTIPLE, VALID, is_executable
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.models.recipe import AXES, EMULATE, FP8, GEMMS, HIGH, Operands, Recipe, Slot
@@ -32,8 +30,8 @@ def executed_gemms(recipe: Recipe, operands: Operands) -> frozenset[str]:
     return frozenset(gemm for gemm in GEMMS if any(slot.spec is not None for _, slot in _slots(operands, gemm)))
 
 
-def check_execution(recipe: Recipe, layers: Iterable[tuple[str, nn.Linear]], kept: Collection[str]) -> None:
-    """Raise ValueError if a recipe with `execute: fp8` does not suit the layers: pairs of a name and a layer.
+def check_execution(recipe: Recipe, layers: Iterable[tuple[str, tuple[int, int]]], kept: Collection[str]) -> None:
+    """Raise ValueError if a recipe with `execute: fp8` does not suit the layers: pairs of name and (out, in).
 
     A GEMM with a quantized operand must be executable in FP8: this depends on the quantizers of both operands and on
     the layer's sizes. GEMMs without a quantized operand are not checked, but at least one must have one. A layer in
@@ -43,8 +41,7 @@ def check_execution(recipe: Recipe, layers: Iterable[tuple[str, nn.Linear]], kep
     if recipe.execute != FP8:
         return
     executes = False
-    for name, layer in layers:
-        sizes = layer.out_features, layer.in_features
+    for name, sizes in layers:
         each = (recipe.kept,) if name in kept else (recipe.operands, recipe.switched)
         for operands in each:
             for problem in problems(operands):

@@ -23,7 +23,7 @@ def calls_of(quantization: Quantization, tokens: int, dtype: torch.dtype) -> Ite
     """
     seen = set()
     for layer in quantization.layers:
-        out, inner = layer.weight.shape
+        out, inner = layer.shape
         for plan in layer.plans:
             for pair, shape in ((plan.x, (tokens, inner)), (plan.w, (out, inner)), (plan.dy, (tokens, out))):
                 if (pair, shape) not in seen:
@@ -44,7 +44,7 @@ def _calls_of_sampler(layer: QuantizedLinear, dtype: torch.dtype) -> Iterator[Ca
     assert layer.sampler is not None
     assert layer.bit_scale is not None
     noise, block = NOISE[layer.sampler.kind], layer.sampler.block
-    w, bits = torch.empty(layer.weight.shape, dtype=layer.weight.dtype), torch.empty(layer.bit_scale.shape)
+    w, bits = torch.empty(layer.shape, dtype=layer.matrix.dtype), torch.empty(layer.bit_scale.shape)
     yield partial(torch.ops.fewbits.sample_weight, w, bits, 0, noise, block, dtype)
     for gradient in (dtype, torch.float32):
         grad = torch.empty(w.shape, dtype=gradient)

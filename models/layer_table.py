@@ -1,33 +1,41 @@
-"""Tabulate the linear layers of a model: the quantizer of each operand slot, or why a layer stays in high precision."""
+"""Tabulate the weights of a model: the quantizer of each operand slot, or why a weight is not quantized."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from fewbits.models.experts import LAYERS
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import HIGH, SLOTS, Recipe, parts
+from fewbits.models.weights import BlockLinear, OtherWeight, weights
 
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = ("layer", "block", "part", "out", "in", *SLOTS, "sampler", "why")
+OPERANDS = (*SLOTS, "wgrad.output", "sampler", "switch")
+COLUMNS = ("layer", "matrices", "block", "part", "out", "in", *OPERANDS, "why")
 
 
 def layer_table(model: nn.Module) -> pd.DataFrame:
-    """Return a table with a row for each linear layer of a model, quantized or not, in the order of `named_modules`.
+    """Return a table with a row for each weight of a model, quantized or not, in the order of `named_modules`.
 
-    Columns: `layer`, the module's name; `block`, the number of the model's block (such as a Transformer layer), from
-    0; `part` (qkv, out, up, down, in); `out` and `in`, the shape of the weight; `fprop.x` … `wgrad.x`, the slot's
-    quantizer or mixture at the start of training, or `high` (unquantized); `sampler`, the kind of noise on the weight;
-    `why`, the reason why a layer is in high precision; for a layer that the recipe's `keep` selects, the setting that
-    selects it, such as `keep.last=2` (the layer then has the quantizer `keep.by`, by default `high`, in every slot).
+    The matrices of a parameter of experts have one row together if they are quantized alike.
 
-    >>> quantize(model, load_recipe("nvfp4"))
+    Columns: `layer`, the module's name; `matrices`, how many the weight consists of; `block`, the number of the model's
+    block (such as a Transformer layer), from 0; `part` (qkv, out, up, down, in); `out` and `in`, the shape of the
+    weight; `fprop.x` … `wgrad.x`, the slot's quantizer or mixture at the start of training, or `high` (unquantized);
+    `wgrad.output`, the dtype of the weight's gradient before it is added to others; `sampler`, the kind of noise on the
+    weight; `switch`, what changes during training; `why`, the reason why a weight is in high precision, such as
+    `embedding`; for a layer that the recipe's `keep` selects, the setting that selects it, such as `keep.last=2` (the
+    layer then has the quantizer `keep.by`, by default `high`, in every slot).
+
+    >>> quantize(model, "nvfp4")
     >>> print(layer_table(model))
     """
     import pandas as pd
@@ -36,25 +44,49 @@ def layer_table(model: nn.Module) -> pd.DataFrame:
 
 
 def _rows(model: nn.Module) -> Iterator[dict[str, Any]]:
-    linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    quantized = [module for _, module in linears if isinstance(module, QuantizedLinear)]
-    blocks = 1 + max((layer.block for layer in quantized), default=0)
-    for name, module in linears:
-        out, inner = module.weight.shape
-        row = {"layer": name, "out": out, "in": inner, "why": "", "sampler": ""}
-        if isinstance(module, QuantizedLinear):
-            recipe = module.owner[0].recipe
-            slots = {slot: str(operand.spec or HIGH) for slot, operand in module.plans[0].operands.items()}
-            noise = module.sampler.kind if module.sampler else ""
-            why = " and ".join(_kept_by(recipe, module, blocks))
-            if not why and not noise and set(slots.values()) == {HIGH}:
-                why = f"recipe {recipe.name}"
-            yield row | slots | {"block": module.block, "part": module.part, "sampler": noise, "why": why}
-        elif isinstance(module, NonDynamicallyQuantizableLinear):
-            yield row | dict.fromkeys(SLOTS, HIGH) | {"why": "inside nn.MultiheadAttention"}
-        else:
-            why = "outside the blocks" if quantized else "the model is not quantized"
-            yield row | dict.fromkeys(SLOTS, HIGH) | {"part": getattr(module, "part", None), "why": why}
+    every = list(weights(model))
+    layers = [(weight, _quantized(model, weight)) for weight in every]
+    blocks = 1 + max((weight.block for weight in every if isinstance(weight, BlockLinear)), default=0)
+    rows = (_row(weight, layer, blocks) for weight, layer in layers)
+    for row, alike in groupby(rows, key=lambda row: {key: value for key, value in row.items() if key != "number"}):
+        numbers = [each["number"] for each in alike]
+        if numbers[0] is not None:
+            few = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+            row["layer"] = f"{row['layer']}.{few}"
+        yield row | {"matrices": len(numbers)}
+
+
+def _row(weight: BlockLinear | OtherWeight, layer: QuantizedLinear | None, blocks: int) -> dict[str, Any]:
+    """Return a row without `matrices`, and in `number` the number of an expert. blocks: those of the model."""
+    row: dict[str, Any] = dict.fromkeys(SLOTS, HIGH) | dict.fromkeys(("wgrad.output", "sampler", "switch"), "")
+    row |= {"layer": weight.name, "out": weight.shape[0], "in": math.prod(weight.shape[1:]), "number": None}
+    if isinstance(weight, OtherWeight):
+        return row | {"why": weight.why}
+    row |= {"block": weight.block, "part": weight.part}
+    if weight.expert is not None:
+        row |= {"layer": weight.name.rpartition(".")[0], "number": weight.expert.number}
+    if layer is None:
+        return row | {"why": "the model is not quantized"}
+    recipe = layer.owner[0].recipe
+    row |= {slot: str(operand.spec or HIGH) for slot, operand in layer.plans[0].operands.items()}
+    row["wgrad.output"] = recipe.wgrad.output
+    row["sampler"] = layer.sampler.kind if layer.sampler else ""
+    if recipe.switches and layer.plans[1] is not layer.plans[0]:
+        row["switch"] = f"{recipe.switch.passes} to {recipe.switch.to} at {recipe.switch.at:g}"
+    why = " and ".join(_kept_by(recipe, layer, blocks))
+    return row | {"why": why or ("" if layer.quantizes or layer.sampler else f"recipe {recipe.name}")}
+
+
+def _quantized(model: nn.Module, weight: BlockLinear | OtherWeight) -> QuantizedLinear | None:
+    """Return the layer that multiplies by a weight, if `quantize` has replaced it."""
+    if isinstance(weight, OtherWeight):
+        return None
+    layer = weight.module
+    if weight.expert is not None:
+        if not hasattr(layer, LAYERS):
+            return None
+        layer = getattr(layer, LAYERS)[weight.expert.parameter][weight.expert.number]
+    return layer if isinstance(layer, QuantizedLinear) else None
 
 
 def _kept_by(recipe: Recipe, layer: QuantizedLinear, blocks: int) -> Iterator[str]:

@@ -61,9 +61,7 @@ def weights_cast(quantization: Quantization, width: int | None = None) -> Iterat
     width: one bit width for all weights; None: each square block of weights gets the width that it has learned.
     """
     layers = list(sampled_layers(quantization))
-    saved = [layer.weight.data for layer in layers]
-    if any(map(is_sharded, saved)):
-        saved = [weight.clone() for weight in saved]
+    saved = [layer.matrix.detach().clone() for layer in layers]
     try:
         for layer in layers:
             bits, sampler = layer.bits, layer.sampler
@@ -71,18 +69,19 @@ def weights_cast(quantization: Quantization, width: int | None = None) -> Iterat
             assert sampler is not None
             bits = whole(bits.detach())
             widths = bits if width is None else torch.full_like(bits, width)
-            _set(layer, cast(whole(layer.weight.data), widths, sampler.block))
+            _set(layer, cast(whole(layer.matrix.detach()), widths, sampler.block))
         yield
     finally:
         for layer, weight in zip(layers, saved, strict=True):
             _set(layer, weight)
 
 
+@torch.no_grad()
 def _set(layer: QuantizedLinear, weight: Tensor) -> None:
-    """Set a layer's weight. A sharded weight is overwritten in place, because fully_shard gathers from its memory."""
-    if not is_sharded(layer.weight):
-        layer.weight.data = weight
+    """Overwrite a layer's weight in place, because fully_shard gathers a sharded one from its memory."""
+    if not is_sharded(layer.matrix):
+        layer.matrix.copy_(weight)
     elif is_sharded(weight):
-        local(layer.weight.data).copy_(local(weight))
+        local(layer.matrix).copy_(local(weight))
     else:
-        fill(layer.weight.data, weight)
+        fill(layer.matrix.data, weight)

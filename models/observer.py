@@ -269,9 +269,9 @@ def _measure_weight(layer: QuantizedLinear) -> dict[str, Tensor]:
 
     `bits_to_T` is the share of the learned bit widths that are at most T.
     """
-    measured = {"weight_norm": whole(layer.weight.detach()).norm()}
-    if layer.weight.grad is not None:
-        measured["gradient_norm"] = whole(layer.weight.grad).norm()
+    measured = {"weight_norm": whole(layer.matrix.detach()).norm()}
+    if (gradient := layer.gradient) is not None:
+        measured["gradient_norm"] = whole(gradient).norm()
     if (bits := layer.bits) is not None:
         bits = whole(bits.detach())
         measured |= {"bits_mean": bits.mean(), "bits_std": bits.std(correction=0)}

@@ -1,56 +1,61 @@
 """Replace the linear layers of any module by quantized ones, whose operands a recipe defines.
 
-Every nn.Linear inside the module's blocks is replaced. The blocks are the items of the outermost nn.ModuleList or
-nn.Sequential, or of an outermost nn.ModuleDict whose keys are numbers; an item's position there, from 0, is its block
-number. Linear layers outside the blocks (an output head, a router before the blocks) stay unchanged, as do the matrix
-products inside nn.MultiheadAttention. A module without blocks counts as one block. A layer's part (qkv, out, up, down,
-in) is its attribute `part`; without this attribute, PART_OF_NAME gives the part for the module names of common models.
+weights.py says which layers these are. What is not quantized is named, with the reason, by `repr(quantization)` and
+`layer_table`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import compress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.utils.hooks import RemovableHandle
 
 from fewbits.models.execution import check_execution, executed_gemms
+from fewbits.models.experts import ExpertLinear, install
 from fewbits.models.networks.layers import Linear
 from fewbits.models.observer import Observer
-from fewbits.models.quantized_linear import BlockLinear, Plan, QuantizedLinear, Shared, StepContext
+from fewbits.models.quantized_linear import Plan, QuantizedLinear, Shared, StepContext, quantized
 from fewbits.models.recipe import PARTS, Operands, Recipe, parts
+from fewbits.models.runtime import untraced
+from fewbits.models.updates import updates
+from fewbits.models.weights import BlockLinear, OtherWeight, active_share, weights
 
-# The last one or two components of a linear layer's module name: its part. The names are those of Hugging Face's,
-# torchtitan's and nanoGPT's models.
-PART_OF_NAME = {
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "wq", "wk", "wv", "query_key_value"), "qkv"),
-    **dict.fromkeys(("o_proj", "wo", "out_proj", "attn.c_proj", "attention.dense"), "out"),
-    **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj", "w1", "w3", "c_fc", "fc1", "dense_h_to_4h"), "up"),
-    **dict.fromkeys(("down_proj", "w2", "fc2", "mlp.c_proj", "dense_4h_to_h"), "down"),
-    "in_proj": "in",
-}
+UNKNOWN_STEP = (
+    "the optimizer has state of earlier steps, but does not say how many, so noise would start again: call "
+    "quantization.attach(model, optimizer, step=N) with the number of updates so far"
+)
+STEP = "fewbits_step"  # the key under which `attach` keeps the number of updates in the optimizer's first group
 
 
 @dataclass(repr=False)
 class Quantization(Shared):
     """The quantized layers of one model, and the state that they share: recipe, position in training, observer.
 
-    A training loop calls `begin(step, micro_batch)` before every forward pass. Seeds depend on step and micro-batch, so
-    a repeated step gets the same noise. Alternatively, the loop calls `attach` once, which installs hooks that count
-    the optimizer's updates and the model's forward passes.
+    A training loop calls `attach` once, which installs hooks that count the optimizer's updates and the model's forward
+    passes. Alternatively, the loop calls `begin(step, micro_batch)` before every forward pass. Seeds depend on step and
+    micro-batch, so a repeated step gets the same noise.
     """
 
     observer: Observer | None = None
     layers: list[QuantizedLinear] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)  # names of the layers that the recipe's `keep` selects
+    summary: str = ""  # how much is quantized, and what is not
+    penalised: bool = False  # a caller has asked for the penalty, so it adds it to the loss
+    _hooks: list[RemovableHandle] = field(default_factory=list)  # those of `attach`
+    _optimizer: torch.optim.Optimizer | None = None
+    _updates: int = field(default_factory=updates)
 
     def __repr__(self) -> str:
-        return f"<{self.recipe.name} on {len(self.layers)} linear layers, {len(self.kept)} of them kept high>"
+        return f"<{self.recipe.name}: {self.summary}>"
 
     def begin(self, step: int, micro_batch: int = 0, *, rank: int = 0, progress: float = 0.0) -> None:
         """Set the step context (the position in training) of the following forward passes.
@@ -59,6 +64,13 @@ class Quantization(Shared):
         progress: the fraction of training that is done, 0 to 1. If it is at least the recipe's `switch.at`, the layers
             use the recipe's quantizers for the time after the switch.
         """
+        if self._unpenalised():
+            warnings.warn(
+                f"recipe {self.recipe.name} has a penalty on bit widths: add quantization.penalty() to the loss, or "
+                "call quantization.attach(model, optimizer), which adds its gradient",
+                stacklevel=2,
+            )
+            self.penalised = True  # warn once
         switched = self.recipe.switches and progress >= self.recipe.switch.at
         self.context = StepContext(step, micro_batch, rank, switched)
         self.last_input = None
@@ -67,32 +79,92 @@ class Quantization(Shared):
             self.watching = self.observer.watches(step)
             self.watching_gradients = self.observer.watches_gradients(step) and micro_batch == 0
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, steps: int | None = None) -> None:
-        """Install hooks that call `begin`, so that the training loop need not call it.
+    def attach(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, steps: int | None = None, step: int | None = None
+    ) -> None:
+        """Install hooks that call `begin`, and add the gradient of the sampler's penalty unless `penalty` is called.
 
         The optimizer's updates are counted as steps, and the forward passes of training between them as micro-batches.
+        The number of updates is part of the optimizer's state dict, so a training that is resumed by
+        `optimizer.load_state_dict`, before or after this call, continues with the noise of an uninterrupted one.
         steps: the number of steps of the whole training; required if the recipe switches during training.
+        step: the number of updates that have happened, if the optimizer's state does not say it.
         """
         if steps is None and self.recipe.switches:
             raise ValueError(
                 f"recipe {self.recipe.name} switches at {self.recipe.switch.at} of training: pass steps= to attach, "
                 "or call begin(step, progress=…) yourself"
             )
-        step, micro_batch, rank = self.context.step, -1, self.context.rank
+        known = optimizer.param_groups[0].get(STEP)
+        if step is None and known is None and optimizer.state:
+            raise ValueError(UNKNOWN_STEP)
+        for hook in self._hooks:
+            hook.remove()
+        self._optimizer = optimizer
+        self._count(step if step is not None else known if known is not None else self.context.step)
+        micro_batch, rank = -1, self.context.rank
 
+        def begin() -> None:
+            done = optimizer.param_groups[0].get(STEP)
+            if done is None:
+                raise RuntimeError(UNKNOWN_STEP)
+            self.begin(done, max(micro_batch, 0), rank=rank, progress=done / steps if steps else 0.0)
+
+        @untraced
         def forward(*_: object) -> None:
             nonlocal micro_batch
             if model.training and torch.is_grad_enabled():
+                if self.context.step != optimizer.param_groups[0].get(STEP):
+                    micro_batch = -1  # another state of the optimizer has been loaded
                 micro_batch += 1
-                self.begin(step, micro_batch, rank=rank, progress=step / steps if steps else 0.0)
+                begin()
 
-        def update(*_: object) -> None:
-            nonlocal step, micro_batch
-            step, micro_batch = step + 1, -1
-            self.begin(step, rank=rank, progress=step / steps if steps else 0.0)
+        def before_update(*_: object) -> None:
+            if not self.penalised:
+                with torch.enable_grad():
+                    if (penalty := self.penalty()) is not None:
+                        penalty.backward()
+                self.penalised = False
 
-        model.register_forward_pre_hook(forward)
-        optimizer.register_step_post_hook(update)
+        def after_update(*_: object) -> None:
+            nonlocal micro_batch
+            if STEP in optimizer.param_groups[0]:
+                self._count(optimizer.param_groups[0][STEP] + 1)
+            micro_batch = -1
+            begin()
+
+        self._hooks = [
+            model.register_forward_pre_hook(forward),
+            optimizer.register_step_pre_hook(before_update),
+            optimizer.register_step_post_hook(after_update),
+        ]
+        begin()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs besides the model's and the optimizer's state: step, seed and recipe."""
+        return {"step": self.context.step, "seed": self.seed, "recipe": self.recipe.to_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the state of a checkpoint; raise ValueError if it was made with another seed or recipe."""
+        if state["seed"] != self.seed:
+            raise ValueError(f"the checkpoint has the rounding seed {state['seed']}: pass it to quantize(…, seed=…)")
+        if state["recipe"] != self.recipe.to_dict():
+            raise ValueError(
+                f"the checkpoint was trained with another recipe than {self.recipe.name}, or other settings of it"
+            )
+        self._count(state["step"])
+        self.begin(state["step"], rank=self.context.rank)
+
+    def _count(self, step: int) -> None:
+        if self._optimizer is not None:
+            self._optimizer.param_groups[0][STEP] = step
+
+    def _unpenalised(self) -> bool:
+        """Tell whether an update has happened without the penalty that the recipe has."""
+        return bool(
+            (self.recipe.sampler.penalty and not self.penalised and not self._hooks)
+            and (updates() > self._updates and any(layer.sampler for layer in self.layers))
+        )
 
     def penalty(self) -> Tensor | None:
         """Return the penalty to add to the loss: λ · Σ over layers of mean |b_t − target| (GaussWS eq. 12).
@@ -110,6 +182,7 @@ class Quantization(Shared):
 
         target is the recipe's `sampler.target`.
         """
+        self.penalised = True
         bits = layer.bits
         return None if bits is None else (bits - self.recipe.sampler.target).abs().mean()
 
@@ -118,8 +191,8 @@ class Quantization(Shared):
         return self.recipe.sampler.penalty * torch.stack(terms).sum() if terms else None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for copies and pickles; `last_input`, a cache of a quantized layer input, is None."""
-        return {**self.__dict__, "last_input": None}
+        """Return the attributes for copies and pickles, without the cached input and without the hooks of `attach`."""
+        return {**self.__dict__, "last_input": None, "_hooks": [], "_optimizer": None}
 
 
 def quantize(
@@ -141,7 +214,8 @@ def quantize(
     >>> quantization = quantize(model, Recipe.from_dict({"fprop": {"x": "e4m3:1x128:amax", "w": "e4m3:128x128:amax"}}))
     >>> quantization.attach(model, optimizer)   # or quantization.begin(step) before every forward
     """
-    linears = list(linear_layers(model))
+    every = list(weights(model))
+    linears = [weight for weight in every if isinstance(weight, BlockLinear)]
     if not linears:
         raise ValueError(f"{type(model).__name__} has no linear layer in its blocks to quantize")
     blocks = 1 + max(layer.block for layer in linears)
@@ -150,15 +224,25 @@ def quantize(
     high = _plans(recipe, recipe.kept, recipe.kept)
     kept = keep(recipe, linears, blocks)
     _check_parts(recipe, linears)
-    check_execution(recipe, ((layer.name, layer.linear) for layer in linears), kept)
+    _check_quantizes(recipe, linears, kept)
+    check_execution(recipe, ((layer.name, layer.shape) for layer in linears), kept)
+    experts: dict[nn.Module, list[ExpertLinear]] = {}
     for index, layer in enumerate(linears):
         is_kept = layer.name in kept
         sampler = recipe.sampler if layer.part in recipe.sampled_parts and not is_kept else None
-        quantized = QuantizedLinear(layer, quantization, index, high if is_kept else plans, sampler)
-        parent, _, last = layer.name.rpartition(".")
-        setattr(model.get_submodule(parent), last, quantized)
-        quantization.layers.append(quantized)
+        settings = (layer, quantization, index, high if is_kept else plans, sampler)
+        if layer.expert is None:
+            new = quantized(*settings)
+            parent, _, last = layer.name.rpartition(".")
+            setattr(model.get_submodule(parent), last, new)
+        else:
+            new = ExpertLinear(*settings)
+            experts.setdefault(layer.module, []).append(new)
+        quantization.layers.append(new)
+    for module, each in experts.items():
+        install(module, each)
     quantization.kept = [layer.name for layer in linears if layer.name in kept]
+    quantization.summary = _summary(model, every, quantization)
     for module in model.modules():  # fewbits' own layers that were not replaced, because they are outside the blocks
         if isinstance(module, Linear):
             module.keeps_cast = keep_weights
@@ -182,29 +266,6 @@ def unquantized(quantization: Quantization) -> Iterator[None]:
     finally:
         for layer, own in zip(quantization.layers, plans, strict=True):
             layer.use(*own)
-
-
-def linear_layers(model: nn.Module) -> Iterator[BlockLinear]:
-    """Yield a BlockLinear (name, block, part and module) for each linear layer to which recipes apply.
-
-    These are the linear layers inside the model's blocks, or all linear layers of a model without blocks, in the order
-    of `named_modules`. The output projection of an nn.MultiheadAttention is omitted.
-    """
-    if isinstance(model, nn.Linear):
-        raise ValueError(
-            "the model is itself a linear layer, which cannot be replaced in place: put it into an nn.Sequential"
-        )
-    containers = {n: list(m._modules) for n, m in model.named_modules() if _holds_blocks(m)}
-    outermost = [n for n in containers if not any(_inside(n, outer) for outer in containers if outer != n)]
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear) or isinstance(module, NonDynamicallyQuantizableLinear):
-            continue
-        container = next((n for n in outermost if _inside(name, n)), None)
-        if container is None and outermost:
-            continue
-        inner = name if container is None else name[len(container) :].lstrip(".")
-        block = 0 if container is None else containers[container].index(inner.split(".")[0])
-        yield BlockLinear(name, block, getattr(module, "part", None) or _part_from_name(name), module)
 
 
 def keep(recipe: Recipe, layers: Sequence[BlockLinear], blocks: int) -> frozenset[str]:
@@ -248,8 +309,8 @@ def _plans(recipe: Recipe, before: Operands, after: Operands) -> tuple[Plan, Pla
 def _check_parts(recipe: Recipe, layers: Sequence[BlockLinear]) -> None:
     """Check that the recipe's `keep.parts` and `sampler.parts` can be applied to the layers.
 
-    Raise ValueError if the recipe selects layers by part and the part of a layer is unknown, or if the recipe has a
-    sampler and no layer is of a part that the sampler selects.
+    Raise ValueError if the recipe selects layers by part and the part of a layer is unknown, or if a part of `keep` or
+    all parts of the sampler select no layer.
     """
     selected = parts(recipe.keep.parts) | recipe.sampled_parts
     unknown = [layer.name for layer in layers if layer.part is None]
@@ -259,6 +320,9 @@ def _check_parts(recipe: Recipe, layers: Sequence[BlockLinear]) -> None:
             f"the module an attribute `part`, one of {', '.join(PARTS)}"
         )
     have = sorted({str(layer.part) for layer in layers})
+    for part in recipe.keep.parts:
+        if parts((part,)).isdisjoint(have):
+            raise ValueError(f"keep.parts: no layer has the part {part}; the model has only {', '.join(have)}")
     if recipe.sampler.kind != "none" and recipe.sampled_parts.isdisjoint(have):
         raise ValueError(
             f"sampler.parts {list(recipe.sampler.parts)}: they select no layer, so none would get noise; the model has "
@@ -266,24 +330,34 @@ def _check_parts(recipe: Recipe, layers: Sequence[BlockLinear]) -> None:
         )
 
 
-def _holds_blocks(module: nn.Module) -> bool:
-    """Tell whether a module is a ModuleList, a Sequential, or a non-empty ModuleDict whose keys are all numbers.
-
-    The children of the outermost such modules are the model's blocks.
-    """
-    if isinstance(module, nn.ModuleDict):
-        return bool(module) and all(key.isdecimal() for key in module)
-    return isinstance(module, (nn.ModuleList, nn.Sequential))
-
-
-def _part_from_name(name: str) -> str | None:
-    components = name.split(".")
-    return PART_OF_NAME.get(".".join(components[-2:])) or PART_OF_NAME.get(components[-1])
+def _check_quantizes(recipe: Recipe, layers: Sequence[BlockLinear], kept: Collection[str]) -> None:
+    """Raise ValueError if the recipe, unless it is called bf16, leaves every operand of every layer unquantized."""
+    if recipe.name == Recipe().name or recipe.sampler.kind != "none":
+        return
+    own = [recipe.operands, recipe.switched] if recipe.switches else [recipe.operands]
+    used = [*own] * (len(kept) < len(layers)) + [recipe.kept] * bool(kept)
+    if all(slot.spec is None for operands in used for slot in operands.values()):
+        raise ValueError(f"recipe {recipe.name} quantizes no operand of any layer; only the recipe bf16 may do so")
 
 
-def _inside(name: str, container: str) -> bool:
-    """Tell whether a module lies inside another, by their names in the model; the model itself is `""`."""
-    return container == "" or name.startswith(f"{container}.")
+def _summary(model: nn.Module, every: Sequence[BlockLinear | OtherWeight], quantization: Quantization) -> str:
+    """Say how much of the model is quantized, by parameters and by FLOPs, and which weights are not and why."""
+    total = sum(parameter.numel() for parameter in model.parameters())
+    changed = {layer.name for layer in quantization.layers if layer.sampler or layer.quantizes}
+    is_quantized = [isinstance(weight, BlockLinear) and weight.name in changed for weight in every]
+    sizes = [math.prod(weight.shape) for weight in every]
+    work = [size * active_share(model, weight) for size, weight in zip(sizes, every, strict=True)]
+    flops = sum(work)
+    parameters = sum(compress(sizes, is_quantized)) / total if total else 0.0
+    reasons: dict[str, list[str]] = {}
+    for weight, done in zip(every, is_quantized, strict=True):
+        if not done:
+            kept = "kept" if weight.name in quantization.kept else f"recipe {quantization.recipe.name}"
+            reasons.setdefault(weight.why if isinstance(weight, OtherWeight) else kept, []).append(weight.name)
+    left = "; ".join(f"{_abbreviate(names)} ({why})" for why, names in reasons.items())
+    share = sum(compress(work, is_quantized)) / flops if flops else 0.0
+    text = f"{parameters:.0%} of the parameters and {share:.0%} of the FLOPs of linear layers are quantized"
+    return f"{text}; not: {left}" if left else text
 
 
 def _abbreviate(names: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -35,6 +35,7 @@ from fewbits.models.operand_pair import Operand, OperandPair, Seed, Statistics
 from fewbits.models.recipe import GEMMS, SLOTS, Operands, Recipe, Sampler
 from fewbits.models.runtime import current_stream, refuse_capture, untraced
 from fewbits.models.updates import version
+from fewbits.models.weights import BlockLinear, is_conv1d
 
 # Everything that needs random numbers: the rounding of a slot, a sampler's noise, and a GEMM's rotation signs. A seed
 # depends on the index in this tuple.
@@ -105,16 +106,6 @@ class Shared:
     recorded: set[int] = field(default_factory=set)  # layers whose input the observer has recorded in this step
 
 
-@dataclass(frozen=True)
-class BlockLinear:
-    """A linear layer inside a model's blocks, which a recipe can quantize."""
-
-    name: str  # the module's name in the model
-    block: int  # the block's number, from 0
-    part: str | None  # one of PARTS of recipe.py; None: unknown
-    linear: nn.Linear
-
-
 class Plan:
     """The six slots of a layer, grouped by tensor: two GEMMs read each of x, w and dy, so each has an OperandPair.
 
@@ -130,9 +121,13 @@ class Plan:
         self.draws_signs = any(pair.draws_signs for pair in (self.x, self.w, self.dy))
 
 
-class QuantizedLinear(nn.Linear):
-    """A linear layer with quantized GEMMs and the parameters of an nn.Linear; `quantize` creates it."""
+class QuantizedLinear(nn.Module):
+    """A linear layer with quantized GEMMs and the parameters of the layer that it replaces; `quantized` creates it.
 
+    Its subclasses say where the weight is: `matrix` returns it as out × in.
+    """
+
+    bias: Tensor | None
     bit_scale: nn.Parameter | None  # b_i of GaussWS eq. 11, one per square of the weight; None without a sampler
 
     def __init__(
@@ -144,21 +139,41 @@ class QuantizedLinear(nn.Linear):
         recipe's switch, a change of quantizers during training. sampler: the noise on the weight; None: no noise.
         """
         nn.Module.__init__(self)
-        linear = layer.linear
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight, self.bias = linear.weight, linear.bias
+        self.out_features, self.in_features = self.shape = layer.shape
         self.name, self.block, self.part = layer.name, layer.block, layer.part
         self.index, self.plans, self.sampler = index, plans, sampler
-        self.train(linear.training)
+        self._adopt(layer)
+        self.train(layer.module.training)
         self.output = OUTPUT[shared.recipe.wgrad.output]
         # The shared state is in a list, so that it cannot become a submodule, which would be a cycle for copy and
         # state_dict.
         self.owner = [shared]
         self.bit_scale = None
         if sampler:
-            squares = [-(-n // sampler.block) for n in linear.weight.shape]
-            self.bit_scale = nn.Parameter(torch.ones(squares, dtype=torch.float32, device=linear.weight.device))
+            squares = [-(-n // sampler.block) for n in layer.shape]
+            self.bit_scale = nn.Parameter(torch.ones(squares, dtype=torch.float32, device=self.matrix.device))
         self._weights: _Weights | None = None
+
+    def _adopt(self, layer: BlockLinear) -> None:
+        """Take over the parameters of the layer that this one replaces."""
+        self.weight, self.bias = layer.module.weight, layer.module.bias
+
+    @property
+    def matrix(self) -> Tensor:
+        """The weight as out × in, connected to the parameter: a gradient reaches it."""
+        weight: Tensor = self.weight
+        return weight
+
+    @property
+    def quantizes(self) -> bool:
+        """Tell whether a slot has a quantizer, before or after the switch."""
+        return any(slot.spec is not None for plan in self.plans for slot in plan.operands.values())
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """The gradient of the weight, in the shape of its parameter."""
+        gradient: Tensor | None = self.weight.grad
+        return gradient
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for copies and pickles, without the cached quantized weight.
@@ -170,6 +185,9 @@ class QuantizedLinear(nn.Linear):
     def use(self, before: Plan, after: Plan) -> None:
         """Set the plans before and after the recipe's switch, and drop the cached quantized weight."""
         self.plans, self._weights = (before, after), None
+
+    def _get_name(self) -> str:
+        return "QuantizedLinear"
 
     def extra_repr(self) -> str:
         slots = ", ".join(f"{n}={s.spec or 'high'}" for n, s in self.plans[0].operands.items())
@@ -204,7 +222,7 @@ class QuantizedLinear(nn.Linear):
                 x_forward = x_backward = self.plans[context.switched].x.quantize_one(0, rows, self._seeds(context))
         bias = None if self.bias is None else self.bias.to(rows.dtype)
         y = _ThreeGemms.apply(
-            *(rows, self.weight, self.bit_scale if sampled else None, bias),
+            *(rows, self.matrix, self.bit_scale if sampled else None, bias),
             *(x_forward, x_backward, w_forward, w_backward, self, context),
         )
         return y.view(*x.shape[:-1], self.out_features)
@@ -293,7 +311,7 @@ class QuantizedLinear(nn.Linear):
         record the statistics of w, once for each quantization; False in evaluation, which must not change the
         statistics of training.
         """
-        w, draws_signs = self.weight, self.plans[context.switched].w.draws_signs
+        w, draws_signs = self.matrix, self.plans[context.switched].w.draws_signs
         key = (
             *(*version(w), dtype, sampled, self.owner[0].watching),
             *(context.numbers if draws_signs else (context.step,), context.switched),
@@ -348,10 +366,48 @@ class QuantizedLinear(nn.Linear):
     def _source(self, context: StepContext, dtype: torch.dtype, sampled: bool) -> Tensor:
         """Return the unquantized weight, with the sampler's noise if `sampled`, in the compute dtype."""
         if not sampled:
-            return self.weight.detach().to(dtype)
+            return self.matrix.detach().to(dtype)
         assert self.sampler is not None
         noise, seed = NOISE[self.sampler.kind], self.sampler_seed(context)
-        return ops.sample_weight(self.weight.detach(), self.bits, seed, noise, self.sampler.block, dtype)
+        return ops.sample_weight(self.matrix.detach(), self.bits, seed, noise, self.sampler.block, dtype)
+
+
+class _OfLinear(QuantizedLinear, nn.Linear):
+    """A quantized nn.Linear."""
+
+
+@cache
+def _of_conv1d() -> type[QuantizedLinear]:
+    """Return the class of quantized Conv1D layers; transformers, which defines Conv1D, is imported only here."""
+    from transformers.pytorch_utils import Conv1D
+
+    class _OfConv1D(QuantizedLinear, Conv1D):  # type: ignore[misc]
+        def _adopt(self, layer: BlockLinear) -> None:
+            super()._adopt(layer)
+            self.nx, self.nf = self.in_features, self.out_features
+
+        @property
+        def matrix(self) -> Tensor:
+            return super().matrix.t()
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return _empty_conv1d, (), self.__getstate__()
+
+    return _OfConv1D
+
+
+def _empty_conv1d() -> QuantizedLinear:
+    """Return an empty quantized Conv1D, into which pickle and copy put the state."""
+    cls = _of_conv1d()
+    return cls.__new__(cls)
+
+
+def quantized(
+    layer: BlockLinear, shared: Shared, index: int, plans: tuple[Plan, Plan], sampler: Sampler | None
+) -> QuantizedLinear:
+    """Return a quantized layer with the parameters of an nn.Linear or Conv1D (arguments: see QuantizedLinear)."""
+    kind = _of_conv1d() if is_conv1d(layer.module) else _OfLinear
+    return kind(layer, shared, index, plans, sampler)
 
 
 def product(a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:

@@ -31,6 +31,11 @@ class _Updates:
 register_optimizer_step_post_hook(_Updates.add)
 
 
+def updates() -> int:
+    """Return the number of updates of all optimizers in this process so far."""
+    return _Updates.count
+
+
 def version(w: Tensor) -> tuple[int, int, int, int]:
     """Return a cache key for what is computed from w; it changes when the values of w may have changed.
 

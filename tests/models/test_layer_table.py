@@ -18,7 +18,7 @@ def test_each_layer_has_its_quantizers_or_the_reason_why_not() -> None:
     keep = {"first": 1, "parts": ["down"], "names": ["blocks.2.attention.*"], "by": "bf16"}
     quantize(model, Recipe.from_dict({**FORWARD, "keep": keep, "sampler": {"kind": "gaussws", "parts": ["up"]}}))
     table = layer_table(model).set_index("layer")
-    assert len(table) == 4 * 7 + 1
+    assert len(table) == 4 * 7 + 2
     up = table.loc["blocks.3.ffn.up"]
     assert [*up[["block", "part", "out", "in"]]] == [3, "up", 96, 64]
     assert [up[slot] for slot in SLOTS] == [E4M3, E4M3, "high", "high", "high", "high"]
@@ -26,7 +26,7 @@ def test_each_layer_has_its_quantizers_or_the_reason_why_not() -> None:
     assert table.loc["blocks.0.ffn.down", "why"] == "keep.first=1 and keep.parts=down"
     assert table.loc["blocks.2.attention.q", "why"] == "keep.names=blocks.2.attention.*"
     assert {table.loc["blocks.2.attention.q", slot] for slot in SLOTS} == {"bf16"}
-    assert table.loc["head", "why"] == "outside the blocks"
+    assert (table.loc["head", "why"], table.loc["embed", "why"]) == ("head", "embedding")
     assert {table.loc["head", slot] for slot in SLOTS} == {"high"}
 
 
@@ -45,5 +45,5 @@ def test_it_takes_any_model_and_the_last_blocks_are_named() -> None:
 
 def test_a_recipe_without_quantizers_is_the_reason() -> None:
     model = on_meta(small("gpt2-124m"))
-    quantize(model, Recipe(name="plain"))
-    assert set(layer_table(model)["why"]) == {"recipe plain", "outside the blocks"}
+    quantize(model, Recipe())
+    assert set(layer_table(model)["why"]) == {"recipe bf16", "head", "embedding"}

@@ -17,9 +17,10 @@ from fewbits.models.networks.decoder import Decoder
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import build, on_meta
 from fewbits.models.observer import Observer, ObserverConfig
-from fewbits.models.quantize import Quantization, linear_layers, quantize
+from fewbits.models.quantize import Quantization, quantize
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import Recipe
+from fewbits.models.weights import linear_layers
 from tests.models.quantized import E4M3, MIXED, NVFP4, batch, equal, linear, normal, one_layer, recipe, tiny, train
 
 SQUARE = "e4m3:16x16:amax"
@@ -502,12 +503,32 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"sampler": {"kind": "gaussws"}},
         "recipe mine selects layers by part, but the part of 0, 1",
     ),
+    "a part that no layer has": (
+        gpt2,
+        {"keep": {"parts": ["in"]}},
+        "keep.parts: no layer has the part in; the model has only down, out, qkv, up",
+    ),
     "a sampler for missing parts": (
         gpt2,
         {"sampler": {"kind": "diffq", "parts": ["in"]}},
         "the model has only the parts down, out, qkv, up",
     ),
 }
+
+
+def test_a_recipe_that_quantizes_nothing_must_be_called_bf16() -> None:
+    """Check recipes without a quantizer, and one whose only quantizers are in layers that `keep` leaves high."""
+    message = "recipe mine quantizes no operand of any layer; only the recipe bf16 may do so"
+    for spec in (recipe("high", name="mine"), recipe(E4M3, name="mine", keep={"parts": ["all"]})):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            quantize(gpt2(), spec)
+    for spec in (
+        recipe("high", name="bf16"),
+        recipe("high", name="mine", keep={"last": 1, "by": E4M3}),
+        recipe("high", name="mine", switch={"at": 0.5, "to": E4M3}),
+        recipe("high", name="mine", sampler={"kind": "gaussws"}),
+    ):
+        quantize(gpt2(), spec)
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -27,8 +27,9 @@ from fewbits.kernels.reference.elements import values_of
 from fewbits.kernels.reference.rotation import hadamard, hadamard_signs, rotate
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import on_meta
-from fewbits.models.quantize import keep, linear_layers
+from fewbits.models.quantize import keep
 from fewbits.models.recipe import Keep
+from fewbits.models.weights import linear_layers
 
 NVFP4, MXFP4 = "e2m1:1x16:nvfp4", "e2m1:1x32:e8m0"
 SIDE = 1024
