@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
-from fewbits import load_recipe, quantize
+from fewbits import quantize
 
 WIDTH, HEADS, BLOCKS, LENGTH, BATCH, STEPS = 64, 2, 2, 64, 8, 20
 
@@ -43,7 +43,7 @@ def main(text: str = __file__, recipe: str = "mor/block") -> float:
     torch.manual_seed(1)
     data = torch.frombuffer(bytearray(Path(text).read_bytes()), dtype=torch.uint8).long()
     model = GPT()
-    quantization = quantize(model, load_recipe(recipe), seed=1)
+    quantization = quantize(model, recipe, seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     quantization.attach(model, optimizer, steps=STEPS)
     for step in range(STEPS):

@@ -34,7 +34,7 @@ class ExpertLinear(QuantizedLinear):
         assert layer.expert is not None
         self.expert = layer.expert
         self.holder = [layer.module]  # in a list, so that the module does not become a submodule of its own layer
-        self.bias = None
+        self.bias = None  # type: ignore[assignment]
 
     @property
     def matrix(self) -> Tensor:
@@ -49,15 +49,11 @@ class ExpertLinear(QuantizedLinear):
 
 def install(module: nn.Module, layers: Sequence[ExpertLinear]) -> None:
     """Make a module with experts compute its products by the layers, in place of products with its parameters."""
-    by_parameter = nn.ModuleDict()
-    for layer in layers:
-        name = layer.expert.parameter
-        if name not in by_parameter:
-            by_parameter[name] = nn.ModuleList()
-        by_parameter[name].append(layer)
-    setattr(module, LAYERS, by_parameter)
+    names = dict.fromkeys(layer.expert.parameter for layer in layers)
+    lists = {name: nn.ModuleList(layer for layer in layers if layer.expert.parameter == name) for name in names}
+    setattr(module, LAYERS, nn.ModuleDict(lists))
     if not isinstance(module, _Intercepted):
-        module.__class__ = _intercepted(type(module))
+        module.__class__ = _intercepted(type(module))  # type: ignore[arg-type]
 
 
 class _Intercepted:
@@ -83,7 +79,7 @@ def _intercepted(kind: type[nn.Module]) -> type[nn.Module]:
 
 def _revive(kind: type[nn.Module]) -> nn.Module:
     """Return an empty object of the subclass of `kind`, into which pickle and copy put the state."""
-    cls = _intercepted(kind)
+    cls = _intercepted(kind)  # type: ignore[arg-type]
     made: nn.Module = cls.__new__(cls)
     return made
 

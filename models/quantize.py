@@ -16,6 +16,7 @@ from itertools import compress
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -86,7 +87,8 @@ class Quantization(Shared):
 
         The optimizer's updates are counted as steps, and the forward passes of training between them as micro-batches.
         The number of updates is part of the optimizer's state dict, so a training that is resumed by
-        `optimizer.load_state_dict`, before or after this call, continues with the noise of an uninterrupted one.
+        `optimizer.load_state_dict`, before or after this call, continues with the noise of an uninterrupted one. The
+        rank is that of torch's process group.
         steps: the number of steps of the whole training; required if the recipe switches during training.
         step: the number of updates that have happened, if the optimizer's state does not say it.
         """
@@ -102,7 +104,8 @@ class Quantization(Shared):
             hook.remove()
         self._optimizer = optimizer
         self._count(step if step is not None else known if known is not None else self.context.step)
-        micro_batch, rank = -1, self.context.rank
+        in_group = dist.is_available() and dist.is_initialized()
+        micro_batch, rank = -1, dist.get_rank() if in_group and not self.context.rank else self.context.rank
 
         def begin() -> None:
             done = optimizer.param_groups[0].get(STEP)

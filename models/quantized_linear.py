@@ -127,7 +127,8 @@ class QuantizedLinear(nn.Module):
     Its subclasses say where the weight is: `matrix` returns it as out × in.
     """
 
-    bias: Tensor | None
+    weight: nn.Parameter  # as in the layer that was replaced; an expert, whose matrix is part of a parameter, has none
+    bias: nn.Parameter  # or None
     bit_scale: nn.Parameter | None  # b_i of GaussWS eq. 11, one per square of the weight; None without a sampler
 
     def __init__(
@@ -156,13 +157,13 @@ class QuantizedLinear(nn.Module):
 
     def _adopt(self, layer: BlockLinear) -> None:
         """Take over the parameters of the layer that this one replaces."""
-        self.weight, self.bias = layer.module.weight, layer.module.bias
+        linear: Any = layer.module
+        self.weight, self.bias = linear.weight, linear.bias
 
     @property
     def matrix(self) -> Tensor:
         """The weight as out × in, connected to the parameter: a gradient reaches it."""
-        weight: Tensor = self.weight
-        return weight
+        return self.weight
 
     @property
     def quantizes(self) -> bool:
@@ -172,8 +173,7 @@ class QuantizedLinear(nn.Module):
     @property
     def gradient(self) -> Tensor | None:
         """The gradient of the weight, in the shape of its parameter."""
-        gradient: Tensor | None = self.weight.grad
-        return gradient
+        return self.weight.grad
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for copies and pickles, without the cached quantized weight.
@@ -372,7 +372,7 @@ class QuantizedLinear(nn.Module):
         return ops.sample_weight(self.matrix.detach(), self.bits, seed, noise, self.sampler.block, dtype)
 
 
-class _OfLinear(QuantizedLinear, nn.Linear):
+class _OfLinear(QuantizedLinear, nn.Linear):  # type: ignore[misc]
     """A quantized nn.Linear."""
 
 
@@ -381,7 +381,7 @@ def _of_conv1d() -> type[QuantizedLinear]:
     """Return the class of quantized Conv1D layers; transformers, which defines Conv1D, is imported only here."""
     from transformers.pytorch_utils import Conv1D
 
-    class _OfConv1D(QuantizedLinear, Conv1D):  # type: ignore[misc]
+    class _OfConv1D(QuantizedLinear, Conv1D):
         def _adopt(self, layer: BlockLinear) -> None:
             super()._adopt(layer)
             self.nx, self.nf = self.in_features, self.out_features

@@ -153,7 +153,7 @@ def _why_not(model: nn.Module, module: nn.Module, name: str, dimensions: int, ou
     experts = "expert" in f"{name}.{kind}".lower()
     if linear or (dimensions == 3 and experts and not outside):
         return ""
-    return f"parameter of {kind}, which is not a linear layer"
+    return f"parameter of {kind}, not a linear layer"
 
 
 def _is_transposed(module: nn.Module, name: str, first: int, second: int) -> bool:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fewbits.experiments.config import load_recipe as load_recipe
     from fewbits.experiments.config import load_trial as load_trial
     from fewbits.experiments.evaluation.evaluate import evaluate as evaluate
+    from fewbits.experiments.own_models import quantize as quantize
     from fewbits.kernels.accumulators import product as product
     from fewbits.kernels.api import QuantStats as QuantStats
     from fewbits.kernels.api import fake_quantize as fake_quantize
@@ -37,13 +38,13 @@ if TYPE_CHECKING:
     from fewbits.models.observer import Observer as Observer
     from fewbits.models.observer import ObserverConfig as ObserverConfig
     from fewbits.models.quantize import Quantization as Quantization
-    from fewbits.models.quantize import quantize as quantize
     from fewbits.models.recipe import Recipe as Recipe
 
 _DEFINED_IN = {  # module → the public names that it defines
     "fewbits.analysis.tidy.runs": ("Runs", "read", "runs"),
     "fewbits.experiments.config": ("load_recipe", "load_trial"),
     "fewbits.experiments.evaluation.evaluate": ("evaluate",),
+    "fewbits.experiments.own_models": ("quantize",),
     "fewbits.kernels.accumulators": ("product",),
     "fewbits.kernels.api": ("QuantStats", "fake_quantize", "fake_quantize_both", "mix"),
     "fewbits.kernels.formats": ("Format",),
@@ -54,7 +55,7 @@ _DEFINED_IN = {  # module → the public names that it defines
     "fewbits.models.layer_table": ("layer_table",),
     "fewbits.models.networks.registry": ("build",),
     "fewbits.models.observer": ("Observer", "ObserverConfig"),
-    "fewbits.models.quantize": ("Quantization", "quantize"),
+    "fewbits.models.quantize": ("Quantization",),
     "fewbits.models.recipe": ("Recipe",),
 }
 _MODULE_OF = {name: module for module, names in _DEFINED_IN.items() for name in names}

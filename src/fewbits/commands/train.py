@@ -150,24 +150,34 @@ def _print_config(trial: Trial, runtime: Runtime) -> None:
 
 
 def _print_layers(trial: Trial) -> None:
-    """Print a table of the linear layers, where `[1]` refers to the first list of quantizers and sampler below."""
-    from fewbits.models.layer_table import layer_table
+    """Print a table of the weights, where `[1]` refers to the first list of quantizers and other settings below."""
+    from fewbits.models.layer_table import OPERANDS, layer_table
     from fewbits.models.networks.registry import on_meta
     from fewbits.models.quantize import quantize
     from fewbits.models.recipe import HIGH, SLOTS
 
     model = on_meta(trial.model)
-    quantize(model, trial.recipe)
+    quantization = quantize(model, trial.recipe)
     kinds: dict[tuple[str, ...], str] = {}
     rows = []
     for row in layer_table(model).to_dict("records"):
-        slots = (*(str(row[slot]) for slot in SLOTS), str(row["sampler"]))
-        name = HIGH if {*slots[:-1]} == {HIGH} and not slots[-1] else kinds.setdefault(slots, f"[{len(kinds) + 1}]")
-        rows.append((str(row["layer"]), f"{row['out']}x{row['in']}", str(row["part"] or ""), name, str(row["why"])))
+        settings = tuple(str(row[key]) for key in OPERANDS)
+        is_high = {*settings[: len(SLOTS)]} == {HIGH} and not row["sampler"] and not row["switch"]
+        name = HIGH if is_high else kinds.setdefault(settings, f"[{len(kinds) + 1}]")
+        rows.append(
+            (
+                str(row["layer"]),
+                f"{row['out']}x{row['in']}",
+                row["part"] if isinstance(row["part"], str) else "",
+                name,
+                str(row["why"]),
+            )
+        )
     print_table(("layer", "out x in", "part", "operands", "why"), rows, right=("out x in",))
-    for slots, name in kinds.items():
-        print(f"\n{name}{f'  {slots[-1]} on the weight' if slots[-1] else ''}")
-        print_table(("", ""), [(f"  {slot}", text) for slot, text in zip(SLOTS, slots, strict=False)])
+    for settings, name in kinds.items():
+        print(f"\n{name}")
+        print_table(("", ""), [(f"  {key}", text) for key, text in zip(OPERANDS, settings, strict=True) if text])
+    print(f"\n{quantization.recipe.name}: {quantization.summary}")
 
 
 class Stop:
