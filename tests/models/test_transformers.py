@@ -288,11 +288,8 @@ def test_attach_adds_the_gradient_of_the_penalty_once_for_each_update() -> None:
                 loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-        bits.append(
-            torch.cat(
-                [layer.bit_scale.detach().flatten() for layer in quantization.layers if layer.bit_scale is not None]
-            )
-        )
+        scales = [layer.bit_scale for layer in quantization.layers if layer.bit_scale is not None]
+        bits.append(torch.cat([scale.detach().flatten() for scale in scales]))
     torch.testing.assert_close(bits[0], bits[1])
     assert torch.equal(bits[1], bits[2])
     assert float((bits[0] - 1).abs().max()) > 1e-3
