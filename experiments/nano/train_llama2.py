@@ -94,8 +94,8 @@ def main(arguments: list[str] | None = None) -> list[float]:
         raise SystemExit(f"{s.data} has {corpus.vocab} tokens, {s.model} only {model.config.vocab}")
     quantization = quantize(model, s.recipe, seed=derive_seed(s.seed, ROUNDING))
     parameters = list(model.parameters())
-    rates = {"lr": s.lr, "betas": (0.9, s.beta2), "weight_decay": s.weight_decay}  # also of norms, as in torchtitan
-    optimizer = torch.optim.AdamW(parameters, fused=True, **rates)
+    # Norms decay, too, as in torchtitan.
+    optimizer = torch.optim.AdamW(parameters, s.lr, (0.9, s.beta2), weight_decay=s.weight_decay, fused=True)
     loss_of: Any = Loss(model)
     quantization.attach(loss_of, optimizer, steps=s.steps)  # counts updates and micro-batches, which seed the noise
     if ranks > 1:
