@@ -183,7 +183,7 @@ def test_a_formula_without_numbers_says_why(planned: Planner) -> None:
 
 
 def test_a_formula_of_an_arm_with_several_values_of_an_axis_is_refused(planned: Planner) -> None:
-    with pytest.raises(ValueError, match=naming("tiny/mor", f"{AXIS}=0.0001", f"{AXIS}=0.045")):
+    with pytest.raises(ValueError, match=naming("arm mor", f"{AXIS}=0.0001", f"{AXIS}=0.045")):
         combined(Results(planned()), of_arm("bf16") | {"training": ("tiny", "mor", "loss")}, difference)
 
 

@@ -22,34 +22,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from fewbits.analysis.engine.results.data import Exact, Measured
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.results.paper import STUDIES as FOLDER
+from fewbits.analysis.engine.results.pairing import Between as Between
+from fewbits.analysis.engine.results.paper import STUDIES
 
-Numbers = Mapping[str, float]
-Between = Callable[[str, str], float | None]
-
-
-@dataclass(frozen=True)
-class MetricHook:
-    """A metric that a study has registered with the decorator `metric`."""
-
-    name: str
-    compute: Callable[[Results], Numbers | Between]
-    bounds: tuple[float, float] | None  # the limits of a value
+Bounds = tuple[float, float] | None  # the limits of a value, for example (0, 1) for a share
 
 
 @dataclass
 class Hooks:
-    """The functions that a study's modules have registered with the decorators `metric`, `exact` and `measure`.
+    """The functions that a study's modules have registered, by the names of metrics and the ids of claims."""
 
-    metrics: name of a metric → the function that computes it for each trial or pair of trials. exact: claim id → the
-    function that checks the claim by arithmetic. measures: claim id → the function that computes the claim's data.
-    """
-
-    metrics: dict[str, MetricHook] = field(default_factory=dict)
+    metrics: dict[str, tuple[Callable[[Results], Mapping[str, float] | Between], Bounds]] = field(default_factory=dict)
     exact: dict[str, Callable[[], Mapping[str, Exact] | Exact]] = field(default_factory=dict)
     measures: dict[str, Callable[[Results], Mapping[str, Measured]]] = field(default_factory=dict)
 
@@ -66,55 +53,33 @@ def hooks_of(study: str) -> Hooks:
 def load_hooks(study: str) -> None:
     """Import the modules metrics*.py and exact*.py of the study's folder; the import registers their hooks."""
     for pattern in ("metrics*.py", "exact*.py"):
-        for path in sorted((FOLDER / study).glob(pattern)):
+        for path in sorted((STUDIES / study).glob(pattern)):
             import_module(f"fewbits.analysis.studies.{study}.{path.stem}")
 
 
-def metric(study: str, name: str, bounds: tuple[float, float] | None = None) -> Callable[[F], F]:
-    """Return a decorator that registers a function of Results as the study's metric of this name.
-
-    The function returns either {trial id: number}, or a function of two trial ids (the arm's and the baseline's) that
-    returns their difference. bounds: the limits of a value, for example (0, 1) for a share.
-    """
-
-    def register(compute: F) -> F:
-        _put(hooks_of(study).metrics, name, MetricHook(name, cast(Callable[[Results], Any], compute), bounds))
-        return compute
-
-    return register
+def metric(study: str, name: str, bounds: Bounds = None) -> Callable[[F], F]:
+    """Return a decorator that registers a function of Results as the study's metric of this name."""
+    return _registering(hooks_of(study).metrics, name, lambda compute: (compute, bounds))
 
 
 def exact(study: str, claim: str) -> Callable[[F], F]:
-    """Return a decorator for the function that checks the claim with this id by arithmetic, without runs.
-
-    The decorator registers the function, which returns one result, or {name of the finding: result}.
-    """
-
-    def register(compute: F) -> F:
-        _put(hooks_of(study).exact, claim, cast(Callable[[], Mapping[str, Exact] | Exact], compute))
-        return compute
-
-    return register
+    """Return a decorator that registers the function that checks the claim with this id without runs."""
+    return _registering(hooks_of(study).exact, claim, lambda compute: compute)
 
 
 def measure(study: str, claim: str) -> Callable[[F], F]:
     """Return a decorator that registers a function of Results, which computes data for the claim with this id.
 
-    The function returns {key: data}; a part of the claim chooses its data by `data: KEY`. Such a function is needed if
-    the data are not one number for each trial, or for each pair of a trial of the arm and one of the baseline.
+    It is needed if the data are not one number for each trial, or for each pair of trials.
     """
+    return _registering(hooks_of(study).measures, claim, lambda compute: compute)
 
+
+def _registering(registered: dict[str, Any], name: str, entry: Callable[[Any], object]) -> Callable[[F], F]:
     def register(compute: F) -> F:
-        _put(hooks_of(study).measures, claim, cast(Callable[[Results], Mapping[str, Measured]], compute))
+        if name in registered:
+            raise ValueError(f"{name} is registered twice; a metric or claim can have only one hook of each type")
+        registered[name] = entry(compute)
         return compute
 
     return register
-
-
-V = TypeVar("V")
-
-
-def _put(registered: dict[str, V], name: str, value: V) -> None:
-    if name in registered:
-        raise ValueError(f"{name} is registered twice; a metric or claim can have only one hook of each type")
-    registered[name] = value

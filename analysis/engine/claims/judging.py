@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fewbits.analysis.engine.claims.findings import UNTESTED, ControlResult, Finding, Status, Verdict
 from fewbits.analysis.engine.claims.hooks import hooks_of, load_hooks
@@ -15,7 +15,6 @@ from fewbits.analysis.engine.claims.schema import (
     Kind,
     Needs,
     Part,
-    Printed,
     StudyClaims,
     expand,
     load_claims,
@@ -34,7 +33,7 @@ from fewbits.sweeps.planning.cost import parameters_of, tokens_of
 from fewbits.sweeps.planning.plan import Planned
 
 ONE_RUN = "paper"  # the scale with the paper's own runs: one of each arm
-WORDS = ("no seeds", "one seed", "two seeds", "three seeds", "four seeds", "five seeds", "six seeds", "seven seeds")
+SEEDS = ("no seeds", "one seed", "two seeds", "three seeds", "four seeds", "five seeds", "six seeds", "seven seeds")
 
 
 def judge_study(study: str, results: Results) -> dict[str, Verdict]:
@@ -49,29 +48,29 @@ def judge_claims(of: StudyClaims, results: Results) -> dict[str, Verdict]:
 
 
 def evidence_of(of: StudyClaims, claim: Claim, results: Results) -> Evidence:
-    """Return the findings on a claim and its controls, with the size of the claim's runs and notes for the reader.
+    """Return the findings on a claim and its controls, with the size of the claim's runs and warnings for the reader.
 
-    The notes are warnings about seeds that no claim should use. of: the collection that contains the claim.
+    The warnings are about seeds that no claim should use. of: the collection that contains the claim.
     """
     findings, known = find(of.study, claim, results), _paper(of.study)
-    trials = tuple(dict.fromkeys(trial for finding in findings for trial in finding.trials))
-    controls = [of.control(name) for name in claim.control]
-    chosen = known.primary.get(claim.id, "")
-    names = [part.name for part in claim.parts]
-    if chosen:
+    trials = {trial: None for finding in findings for trial in finding.trials}
+    main, names = claim.id in known.primary, [part.name for part in claim.parts]
+    if chosen := known.primary.get(claim.id, ""):
         one_of(f"primary part of {claim.id}", chosen, names)
     # A claim that paper.yaml does not name has the first part that can be tested as its primary part.
-    first = next((finding.part for finding in findings if finding.status not in UNTESTED), 0)
+    first = 0 if main else next((finding.part for finding in findings if finding.status not in UNTESTED), 0)
+    seeds = sorted({member.cell.seed for member in results.members if member.id in trials})
+    pilots = pilots_of(of.study, results.scale_name, seeds)
     size = known.sizes.get(claim.source.size) if claim.source else None
     return Evidence(
         claim,
         findings,
-        tuple(ControlResult(one.id, one.title, find(of.study, one, results)) for one in controls),
+        tuple(ControlResult(one.id, one.title, find(of.study, one, results)) for one in map(of.control, claim.control)),
         scale_words(results, trials, size) if claim.kind is not Kind.ARITHMETIC else "",
-        names.index(chosen) if chosen else 0 if claim.id in known.primary else first,
-        claim.id in known.primary and not claim.ours,
+        names.index(chosen) if chosen else first,
+        main and not claim.ours,
         results.scale_name == ONE_RUN,
-        _used_seed_warnings(of.study, results, trials),
+        tuple(f"seed {seed} influenced this design ({by}), so no claim should use it" for seed, by in pilots.items()),
     )
 
 
@@ -80,26 +79,13 @@ def _paper(study: str) -> Paper:
     return paper(study) if (STUDIES / study / "paper.yaml").is_file() else Paper(study, "", {}, (), ())
 
 
-def _used_seed_warnings(study: str, results: Results, trials: Iterable[str]) -> tuple[str, ...]:
-    """Return a warning for each seed of the given trials that seeds.yaml lists for this study and scale.
-
-    Results of the listed seeds in earlier runs influenced the study's design, so these seeds are no independent
-    evidence. trials: the ids of the trials.
-    """
-    chosen = set(trials)
-    seeds = sorted({member.cell.seed for member in results.members if member.id in chosen})
-    pilots = pilots_of(study, results.scale_name, seeds)
-    return tuple(f"seed {seed} influenced this design ({by}), so no claim should use it" for seed, by in pilots.items())
-
-
 # -------------------------------------------------------------------------------- findings
 
 
 def find(study: str, claim: Claim | ControlClaim, results: Results) -> tuple[Finding, ...]:
     """Return the findings of all comparisons of a claim or control, in order; they are computed once and cached."""
-    name = f"findings {study} {claim.id}"
     return results.remembered(
-        name,
+        f"findings {study} {claim.id}",
         lambda: tuple(
             replace(finding, part=place)
             for place, part in enumerate(claim.parts)
@@ -132,9 +118,8 @@ def _judged(study: str, claim: Claim | ControlClaim, comparison: Comparison, res
     if not part.test:
         return Finding(comparison.name, Status.NOT_TESTABLE, part.needs.other, title=comparison.title)
     data = measured(study, claim, comparison, results)
-    margin = margin_of(study, comparison, results)
-    one_run = results.scale_name == ONE_RUN
-    return replace(judge(comparison, data, margin, one_run=one_run), printed=printed_effect(study, comparison))
+    found = judge(comparison, data, margin_of(study, comparison, results), one_run=results.scale_name == ONE_RUN)
+    return replace(found, printed=printed_effect(study, comparison))
 
 
 def measured(study: str, claim: Claim | ControlClaim, comparison: Comparison, results: Results) -> Measured:
@@ -163,7 +148,7 @@ def margin_of(study: str, comparison: Comparison, results: Results) -> float | N
         raise ValueError(f"{study}: a margin of a third needs `recipe_cost` in paper.yaml")
     own = tuple(sweep for sweep in cost.sweep if sweep in comparison.part.sweep)
     sweeps = tuple(dict.fromkeys((*own, *cost.sweep)))
-    part = Part("higher", arms=(cost.arm,), baseline=cost.baseline, sweep=sweeps, where=cost.where)
+    part = Part("higher", arms=(cost.arm,), baseline=cost.baseline, sweep=sweeps)
     whole = Comparison("", part, "", cost.arm, cost.baseline, comparison.metric)
     data = data_of(results, whole, lambda scope, name: resolve(study, scope, name))
     if not isinstance(data, Differences) or not data.values:
@@ -174,11 +159,10 @@ def margin_of(study: str, comparison: Comparison, results: Results) -> float | N
 
 def resolve(study: str, results: Results, name: str) -> Numbers:
     """Return the metric of this name: the one that the study registers (hooks.py), or else the built-in metric."""
-    hook = hooks_of(study).metrics.get(name)
-    if hook is None:
+    if name not in hooks_of(study).metrics:
         return built_in(results, name)
-    values = results.remembered(f"metric {study} {name}", lambda: hook.compute(results))
-    return Numbers(name, values, hook.bounds)
+    compute, bounds = hooks_of(study).metrics[name]
+    return Numbers(name, results.remembered(f"metric {study} {name}", lambda: compute(results)), bounds)
 
 
 def printed_effect(study: str, comparison: Comparison) -> float | None:
@@ -187,23 +171,17 @@ def printed_effect(study: str, comparison: Comparison) -> float | None:
     The effect is a fraction of the baseline's number if the comparison is relative, else it is in the metric's unit.
     """
     printed = comparison.part.printed
-    return None if printed is None else _printed(paper(study), printed, comparison)
-
-
-def _printed(source: Paper, printed: Printed, comparison: Comparison) -> float | None:
-    names = {
-        "arm": comparison.arm,
-        "baseline": comparison.baseline,
-        "metric": comparison.metric.partition("@")[0],
-    }
-    if printed.number or printed.value is not None:
-        value = source.numbers[printed.number.format(**names)].value if printed.number else printed.value
-        return -value if printed.negative and value is not None else value
-    table, row, column = source.table(printed.table), printed.row.format(**names), printed.column.format(**names)
-    value = table.value(row, column)
+    if printed is None or printed.value is not None:
+        return None if printed is None else printed.value
+    metric, source = comparison.metric.partition("@")[0], paper(study)
+    names = {"arm": comparison.arm, "baseline": comparison.baseline, "metric": metric}
+    if printed.number:
+        return source.numbers[printed.number].value
+    table = source.table(printed.table)
+    value = table.value(metric, printed.column.format(**names))
     if value is None or not printed.baseline:
         return value
-    base = table.value(row, printed.baseline.format(**names))
+    base = table.value(metric, printed.baseline.format(**names))
     if base is None:
         return None
     return (value - base) / abs(base) if comparison.part.relative else value - base
@@ -212,58 +190,32 @@ def _printed(source: Paper, printed: Printed, comparison: Comparison) -> float |
 # -------------------------------------------------------------------------------- the size of the runs
 
 
-@dataclass(frozen=True)
-class Training:
-    """The amount of training in a set of trials. A trial's tokens include its trunk's tokens before the branch."""
-
-    parameters: tuple[int, ...]  # the different model sizes, sorted
-    tokens: int  # the number of tokens of the longest trial
-    quantized: float  # the fraction of a trial's tokens that come after its branch; the greatest of all trials
-
-    def __str__(self) -> str:
-        return f"{enumeration(map(amount, self.parameters))} parameters, {amount(self.tokens)} tokens"
-
-
-def training_of(results: Results, trials: Iterable[str]) -> Training | None:
-    """Return the sizes of the models of the trials with these ids, and the tokens of the longest trial.
-
-    Return None if the plan has none of these trials.
-    """
-    chosen = _chosen(results, trials)
-    if not chosen:
-        return None
-    tokens = [(one.earlier_tokens + tokens_of(one.trial), tokens_of(one.trial)) for one in chosen]
-    return Training(
-        tuple(sorted({parameters_of(one.trial.model) for one in chosen})),
-        max(whole for whole, _ in tokens),
-        max((own / whole for whole, own in tokens if whole), default=0.0),
-    )
-
-
 def unmet(needs: Needs, results: Results, trials: Iterable[str], unplanned: bool = False) -> str:
     """Return in words what the trials lack, `needs …; these runs have …`; "" if they meet the needs.
 
     unplanned: the compared arms are not planned, and `trials` are all trials of the plan. The needs are then unmet only
     if none of them is large and long enough.
     """
-    training, wanted = training_of(results, trials), []
-    size = max if unplanned else min
-    if training is not None and size(training.parameters) < needs.parameters:
-        wanted.append(f"{amount(needs.parameters)} parameters")
-    if training is not None and training.tokens < needs.tokens:
-        wanted.append(f"{amount(needs.tokens)} tokens")
+    chosen, lacking = _chosen(results, trials), ""
+    if chosen:
+        sizes = sorted({parameters_of(one.trial.model) for one in chosen})
+        tokens = max(one.earlier_tokens + tokens_of(one.trial) for one in chosen)  # with those of a trunk
+        large, long = sizes[-1 if unplanned else 0] >= needs.parameters, tokens >= needs.tokens
+        wanted = [f"{amount(needs.parameters)} parameters"] * (not large) + [f"{amount(needs.tokens)} tokens"] * (
+            not long
+        )
+        have = f"{enumeration(map(amount, sizes))} parameters, {amount(tokens)} tokens"
+        lacking = f"needs {enumeration(wanted)}; these runs have {have}" if wanted else ""
     if unplanned:
-        return f"needs {enumeration(wanted)}; these runs have {training}" if wanted else ""
+        return lacking
     if needs.scores and not any(name.startswith(f"tasks.{needs.scores}.") for name in results.metrics()):
         return f"needs stored scores of {needs.scores} (`fewbits evaluate`); these runs have none"
-    kinds = sorted({one.trial.data.kind for one in _chosen(results, trials)})
+    kinds = sorted({one.trial.data.kind for one in chosen})
     if needs.data and kinds and kinds != [needs.data]:
         return f"needs {needs.other} (data={needs.data}); these runs read data={enumeration(kinds)}"
-    if needs.trained and any(
-        one.trial.is_probe and one.parent not in results.plan.trials for one in _chosen(results, trials)
-    ):
+    if needs.trained and any(one.trial.is_probe and one.parent not in results.plan.trials for one in chosen):
         return "needs weights of our own training, in high precision; these runs probe published weights"
-    return f"needs {enumeration(wanted)}; these runs have {training}" if wanted else ""
+    return lacking
 
 
 def scale_words(results: Results, trials: Iterable[str], size: Size | None) -> str:
@@ -271,28 +223,26 @@ def scale_words(results: Results, trials: Iterable[str], size: Size | None) -> s
 
     For example `3.3 M parameters, 1/2,600 of the paper's; quantized for 160 steps of 2,048 bytes; six seeds`.
     """
-    chosen = [one for one in _chosen(results, trials) if not one.trial.is_probe]
-    probes = [one for one in _chosen(results, trials) if one.trial.is_probe]
-    if not chosen and not probes:
+    every = _chosen(results, trials)
+    trained = [one for one in every if not one.trial.is_probe]
+    if not every:
         return ""
-    parameters = sorted({parameters_of(one.trial.model) for one in chosen or probes})
+    parameters = sorted({parameters_of(one.trial.model) for one in trained or every})
     words = f"{enumeration(map(amount, parameters))} parameters"
     if size is not None:
         ratio = size.parameters / parameters[-1]
         words += f", 1/{float(f'{ratio:.2g}'):,.0f} of the paper's" if ratio >= 1.5 else ", as many as the paper's"
-    if chosen:
-        longest = max(chosen, key=lambda one: (_is_quantized(one), tokens_of(one.trial)))
-        training, kind = longest.trial.training, longest.trial.data
-        unit = "bytes" if kind.tokenizer == "bytes" and kind.kind in ("python", "torch", "text") else "tokens"
-        batch = training.batch * training.length
-        words += (
-            f"; {'quantized' if _is_quantized(longest) else 'trained'} for {training.steps:,} steps of {batch:,} {unit}"
-        )
+    if trained:
+        longest = max(trained, key=lambda one: (_is_quantized(one), tokens_of(one.trial)))
+        training, data = longest.trial.training, longest.trial.data
+        unit = "bytes" if data.tokenizer == "bytes" and data.kind in ("python", "torch", "text") else "tokens"
+        verb, batch = "quantized" if _is_quantized(longest) else "trained", training.batch * training.length
+        words += f"; {verb} for {training.steps:,} steps of {batch:,} {unit}"
     else:
         words += "; probes of a checkpoint, nothing is trained"
-    ids = {one.id for one in chosen or probes}
+    ids = {one.id for one in trained or every}
     seeds = len({member.cell.seed for member in results.members if member.id in ids})
-    return f"{words}; {WORDS[seeds] if seeds < len(WORDS) else plural(seeds, 'seed')}"
+    return f"{words}; {SEEDS[seeds] if seeds < len(SEEDS) else plural(seeds, 'seed')}"
 
 
 def _is_quantized(planned: Planned) -> bool:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
-from scipy import optimize, stats
+from statsmodels.stats.power import TTestPower
 
 from fewbits.analysis.engine.claims.hooks import load_hooks
 from fewbits.analysis.engine.claims.judging import measured, printed_effect, resolve
@@ -40,11 +41,6 @@ class Preview:
     mde: float | None = None  # minimum detectable effect; None if it is unknown
     aim: float | None = None  # the effect to detect: the margin or, for a stated effect, the paper's own
 
-    @property
-    def needed(self) -> int | None:
-        """The number of seeds that detects `aim`; None if it is unknown or more than MOST_SEEDS."""
-        return required_n(self.sd, abs(self.aim)) if self.sd and self.aim else None
-
 
 def preview(study: str, results: Results, given: Mapping[str, float] | None = None) -> tuple[Preview, ...]:
     """Return the power of each comparison in the study's claims, if all its arms are planned.
@@ -56,8 +52,7 @@ def preview(study: str, results: Results, given: Mapping[str, float] | None = No
     for claim in load_claims(study).claims:
         for comparison in comparisons(claim, arm_table(study)):
             if comparison.arm and comparison.test in (*DIRECTIONS, *BOUNDED):
-                compared = (comparison.arm, comparison.baseline)
-                part = comparison.part
+                compared, part = (comparison.arm, comparison.baseline), comparison.part
                 scope = scope_of(results, compared, part.sweep, part.where, part.baseline_where)
                 if scope is not None and (seeds := len(pairs_of(scope))):
                     sd = _sd(study, claim, comparison, results, given or {})
@@ -94,7 +89,7 @@ def preview_lines(previews: Iterable[Preview]) -> list[str]:
         worst = max(known, key=lambda one: one.mde or 0.0)
         text = f"  {claim:4} {_shown(worst, worst.mde or 0.0)}, {plural(worst.seeds, 'seed')}{few}"
         if worst.aim:
-            needed = worst.needed or f"more than {MOST_SEEDS}"
+            needed = required_n(worst.sd or 0.0, abs(worst.aim)) or f"more than {MOST_SEEDS}"
             text += f"; {_shown(worst, abs(worst.aim))} needs {needed} seeds"
         lines.append(text)
     if all(one.sd is None for one in previews):
@@ -109,24 +104,17 @@ def _shown(one: Preview, value: float) -> str:
 # -------------------------------------------------------------------------------- power
 
 
-def power(effect: float, sd: float, n: int) -> float:
-    """Return the probability that the test of n pairs is significant if the true mean difference is `effect`.
+def minimum_detectable_effect(sd: float, n: int) -> float:
+    """Return the true mean difference that a test of n pairs detects with probability POWER.
 
     sd: the standard deviation of the differences over seeds.
     """
-    if n < 2 or sd <= 0:
-        raise ValueError(f"n {n}, sd {sd}: a test needs at least 2 pairs, and a positive standard deviation")
-    return float(stats.nct.sf(stats.t.isf(ALPHA, n - 1), n - 1, abs(effect) / sd * math.sqrt(n)))
+    return sd * _detectable(n)
 
 
-def minimum_detectable_effect(sd: float, n: int) -> float:
-    """Return the true mean difference that a test of n pairs detects with probability POWER."""
-    if n < 2 or sd <= 0:
-        raise ValueError(f"n {n}, sd {sd}: a test needs at least 2 pairs, and a positive standard deviation")
-    high = 1.0
-    while power(high, 1.0, n) < POWER:
-        high *= 1.5
-    return sd * float(optimize.brentq(lambda effect: power(effect, 1.0, n) - POWER, 0.0, high))
+@cache
+def _detectable(n: int) -> float:
+    return float(TTestPower().solve_power(nobs=n, alpha=ALPHA, power=POWER, alternative="larger"))
 
 
 def required_n(sd: float, effect: float) -> int | None:

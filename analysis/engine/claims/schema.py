@@ -20,6 +20,7 @@ from enum import StrEnum
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -34,8 +35,19 @@ WITHIN = "within"  # compares an arm's own numbers, or a function of two trials,
 TESTS = (*DIRECTIONS, *BOUNDED, WITHIN, *EVENTS, "exact")
 BASELINE = "bf16"
 LOSS = "validation_loss"
-SEEDS = Path(__file__).with_name("seeds.yaml")
 DIVERGED = "diverged"  # the metric of the tests `more` and `fewer` without `data`
+SEEDS = Path(__file__).with_name("seeds.yaml")
+RELATIONS = {"higher": "above", "lower": "below", "no_worse": "no worse than", "equal": "like"} | {
+    "more": "diverges more often than",
+    "fewer": "diverges less often than",
+}
+TITLES = {
+    LOSS: "validation loss",
+    f"{LOSS}_unquantized": "validation loss, unquantized",
+    "loss@late": "training loss",
+    "loss_max@late": "largest training loss",
+    "ood_loss": "loss on other text",
+}
 
 
 class Kind(StrEnum):
@@ -78,17 +90,15 @@ class Margin:
 class Printed:
     """The paper's own effect for a comparison: where it is in the study's paper.yaml, or the effect itself in `value`.
 
-    row, column, baseline and number may contain `{arm}`, `{baseline}` and `{metric}`, which are replaced by the names
-    of the comparison.
+    The table's row is that of the comparison's metric. column and baseline may contain `{arm}` and `{baseline}`, which
+    are replaced by the names of the comparison.
     """
 
     table: str = ""  # the id of a table in studies/STUDY/paper.yaml
-    row: str = "{metric}"  # the id of the table's row
     column: str = "{arm}"  # the id of the table's column for the arm
     baseline: str = ""  # the id of the baseline's column; if empty, the cell of `column` is the effect
     number: str = ""  # instead of a table: the key of a number in `numbers` of studies/STUDY/paper.yaml
     value: float | None = None  # instead of a table or number: the effect, from the paper's plots or sentences
-    negative: bool = False  # `number` or `value` says by how much the arm is below its baseline, so the effect is < 0
 
     def __post_init__(self) -> None:
         if sum((bool(self.table), bool(self.number), self.value is not None)) != 1:
@@ -153,8 +163,8 @@ class Part:
         if (self.test == WITHIN) != (self.bounds is not None):
             raise ValueError(f"{where}: the test {WITHIN} needs `bounds: [LOW, HIGH]`, and no other test has them")
         if self.bounds is not None:
-            low, high = self.bounds
-            if (low is None and high is None) or (low is not None and high is not None and not low < high):
+            given = [bound for bound in self.bounds if bound is not None]
+            if not given or given != sorted(set(given)):
                 raise ValueError(f"{where}: bounds {list(self.bounds)}: set one of them, or LOW < HIGH")
 
     @property
@@ -163,7 +173,7 @@ class Part:
         low, high = self.bounds or (None, None)
         if low is not None and high is not None:
             return f"{low:g} to {high:g}"
-        return "" if low is None and high is None else f"above {low:g}" if low is not None else f"below {high:g}"
+        return f"above {low:g}" if low is not None else f"below {high:g}" if high is not None else ""
 
 
 @dataclass(frozen=True)
@@ -225,13 +235,11 @@ class StudyClaims:
     def __post_init__(self) -> None:
         names = [one.id for one in self.controls]
         distinct(self.study, [*(one.id for one in self.claims), *names])
-        for claim in self.claims:
-            for control in claim.control:
-                one_of(f"{claim.id}: control", control, names)
-        for name in set(names) - {control for claim in self.claims for control in claim.control}:
-            raise ValueError(
-                f"control {name}: no claim lists it under the key control; add it to a claim, or remove it"
-            )
+        used = {control: claim.id for claim in self.claims for control in claim.control}
+        for control, claim in used.items():
+            one_of(f"{claim}: control", control, names)
+        if unused := set(names) - set(used):
+            raise ValueError(f"control {', '.join(sorted(unused))}: no claim lists it under the key control; remove it")
 
     def claim(self, name: str) -> Claim:
         return named("claim", name, self.claims)
@@ -260,29 +268,26 @@ class Comparison:
         return self.part.test
 
 
+# -------------------------------------------------------------------------------- files
+
+
 @cache
 def load_claims(study: str) -> StudyClaims:
     """Return the claims and controls of a study; raise ValueError if the file is not valid."""
     one_of("study", study, studies_with_claims())
-    try:
-        return from_dict(StudyClaims, yaml.safe_load((STUDIES / study / "claims.yaml").read_text("utf-8")))
-    except ValueError as error:
-        raise ValueError(f"{study}/claims.yaml: {error}") from None
+    return claims_from(STUDIES / study / "claims.yaml")
 
 
-def claims_from(file: Path, study: str) -> StudyClaims:
-    """Return the claims and controls that the user has written in a YAML file.
+def claims_from(file: Path, study: str = "") -> StudyClaims:
+    """Return the claims and controls in a YAML file; raise ValueError if the file is not valid.
 
-    study: the study of the sweep that the claims are about. Raise ValueError if the file is not valid.
+    study: for a file of the user's own, the study of the sweep that the claims are about.
     """
     try:
-        content = yaml.safe_load(file.read_text("utf-8"))
-        if not isinstance(content, Mapping):
-            raise ValueError("the file must be a mapping with the key claims")
-        listed = content.get("claims")
-        if not isinstance(listed, list) or not all(isinstance(claim, Mapping) for claim in listed):
-            raise ValueError(f"claims: must be a list of mappings, not {listed!r}")
-        return from_dict(StudyClaims, {"study": study, **content})
+        content: Any = yaml.safe_load(file.read_text("utf-8"))
+        if study and isinstance(content, Mapping):
+            content = {"study": study, **content}
+        return from_dict(StudyClaims, content)
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())
         raise ValueError(f"{file}: {reason}") from None
@@ -314,6 +319,9 @@ def _pilots(study: str, scale: str) -> Mapping[int, str]:
     return {seed: pilot["by"] for pilot in shaped for seed in pilot["seeds"]}
 
 
+# -------------------------------------------------------------------------------- comparisons
+
+
 def comparisons(claim: Claim | ControlClaim, arms: ArmTable | None = None) -> tuple[Comparison, ...]:
     """Return the comparisons of all parts of a claim or control; their names and titles are unique in the claim.
 
@@ -337,9 +345,11 @@ def expand(claim: Claim | ControlClaim, part: Part, table: ArmTable) -> Iterator
     for arm, metric in product(part.arms, part.metrics):
         names, titles = ([part.name], [part.name]) if part.name else ([], [])
         if len(part.arms) > 1 or not part.name:
-            names.append(_relation(part, arm, baseline))
-            shown = _relation(part, table.label(first(arm)), table.label(first(baseline)) if baseline else "")
-            titles.append(f"{table.prefix(part.sweep[0] if part.sweep else '')}{shown}")
+            first, base = arm.partition("|")[0], baseline.partition("|")[0]
+            relation = f" {RELATIONS.get(part.test, 'beside')} " if base else ""
+            names.append(f"{first}{relation}{base}")
+            prefix = table.prefix(part.sweep[0] if part.sweep else "")
+            titles.append(f"{prefix}{table.label(first)}{relation}{table.label(base) if base else ''}")
         rest = []
         if len(part.metrics) > 1 or (not part.name and metric not in (LOSS, DIVERGED)):
             rest.append(TITLES.get(metric, metric.replace("_", " ")))
@@ -347,25 +357,3 @@ def expand(claim: Claim | ControlClaim, part: Part, table: ArmTable) -> Iterator
             rest += [f"{axis} {value}" for axis, value in part.where.items()]
         name, title = ", ".join((*names, *rest)), ", ".join((*titles, *rest))
         yield Comparison(name, part, title, arm, baseline, metric, margin)
-
-
-def first(arm: str) -> str:
-    """Return the first of an arm's names, which are separated by |."""
-    return arm.partition("|")[0]
-
-
-def _relation(part: Part, arm: str, baseline: str) -> str:
-    return f"{first(arm)} {RELATIONS.get(part.test, 'beside')} {first(baseline)}" if baseline else first(arm)
-
-
-RELATIONS = {"higher": "above", "lower": "below", "no_worse": "no worse than", "equal": "like"} | {
-    "more": "diverges more often than",
-    "fewer": "diverges less often than",
-}
-TITLES = {
-    LOSS: "validation loss",
-    f"{LOSS}_unquantized": "validation loss, unquantized",
-    "loss@late": "training loss",
-    "loss_max@late": "largest training loss",
-    "ood_loss": "loss on other text",
-}

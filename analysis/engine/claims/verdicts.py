@@ -13,7 +13,7 @@ A control that did not pass turns `reproduced`, `mixed` and `not reproduced` int
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fewbits.analysis.engine.claims.findings import UNTESTED, ControlResult, Finding, Outcome, Status, Verdict
@@ -44,6 +44,11 @@ class Evidence:
     notes: tuple[str, ...] = ()
 
     @property
+    def tested_primary(self) -> list[Finding]:
+        """The comparisons of the primary part that have a p value."""
+        return [finding for finding in self.findings if finding.part == self.primary and finding.p is not None]
+
+    @property
     def holm_p(self) -> float | None:
         """The p value of the primary part, if it is in Holm's family and has one.
 
@@ -58,18 +63,16 @@ class Evidence:
         return min(1.0, supported, opposed)
 
     @property
-    def tested_primary(self) -> list[Finding]:
-        """The comparisons of the primary part that have a p value."""
-        return [finding for finding in self.findings if finding.part == self.primary and finding.p is not None]
+    def holm_places(self) -> list[int]:
+        """The places of the findings that Holm's method corrects.
 
-    @property
-    def as_a_whole(self) -> bool:
-        """False if some comparisons of the primary part are supported, and others are undecided.
-
-        Holm's method then says nothing about the former, so they are corrected with the other comparisons.
+        There are none if some comparisons of the primary part are supported, and others are undecided: Holm's method
+        then says nothing about the former, so they are corrected with the other comparisons.
         """
         statuses = {part.status for part in self.tested_primary}
-        return not {Status.SUPPORTED, Status.UNDECIDED} <= statuses or Status.OPPOSED in statuses
+        whole = not {Status.SUPPORTED, Status.UNDECIDED} <= statuses or Status.OPPOSED in statuses
+        chosen = self.holm_p is not None and whole
+        return [place for place, finding in enumerate(self.findings) if chosen and finding.part == self.primary]
 
 
 def conclude(evidence: Mapping[str, Evidence], alpha: float = ALPHA) -> dict[str, Verdict]:
@@ -85,52 +88,43 @@ def _corrected(evidence: Mapping[str, Evidence], alpha: float) -> dict[str, tupl
     """Return by claim id the findings, of which those that are not significant after correction are UNDECIDED."""
     holm = {name: p for name, one in evidence.items() if (p := one.holm_p) is not None}
     found = {name: list(one.findings) for name, one in evidence.items()}
-    for (name, _), p in zip(holm.items(), adjusted(list(holm.values()), "holm"), strict=True):
-        one = evidence[name]
-        primary = [place for place, finding in enumerate(found[name]) if one.as_a_whole and finding.part == one.primary]
-        _weaken(found[name], primary, p, alpha, f"Holm over {len(holm)}")
+    for name, p in zip(holm, adjusted(list(holm.values()), "holm"), strict=True):
+        for place in evidence[name].holm_places:
+            found[name][place] = _weakened(found[name][place], p, alpha, f"Holm over {len(holm)}")
     for kind in Kind:
         rest = [
             (name, place, finding.p)
             for name, one in evidence.items()
             for place, finding in enumerate(one.findings)
-            if one.claim.kind is kind and finding.p is not None
-            if not (name in holm and one.as_a_whole and finding.part == one.primary)
+            if one.claim.kind is kind and finding.p is not None and place not in one.holm_places
         ]
         for (name, place, _), p in zip(rest, adjusted([p for *_, p in rest], "fdr_bh"), strict=True):
-            _weaken(found[name], [place], p, alpha, f"Benjamini-Hochberg over {len(rest)}")
+            found[name][place] = _weakened(found[name][place], p, alpha, f"Benjamini-Hochberg over {len(rest)}")
     return {name: tuple(findings) for name, findings in found.items()}
 
 
-def _weaken(findings: list[Finding], places: Iterable[int], p: float, alpha: float, words: str) -> None:
-    """Make the findings at these places UNDECIDED if their corrected p value exceeds alpha."""
-    for place in places:
-        finding = findings[place]
-        if p > alpha and finding.status in (Status.SUPPORTED, Status.OPPOSED) and finding.p is not None:
-            reason = f"{finding.reason}; {finding.status} before, but not after the correction ({words}: p {p:.2g})"
-            findings[place] = replace(finding, status=Status.UNDECIDED, reason=reason)
+def _weakened(finding: Finding, p: float, alpha: float, words: str) -> Finding:
+    """Return the finding; it is UNDECIDED if its corrected p value exceeds alpha."""
+    if p <= alpha or finding.status not in (Status.SUPPORTED, Status.OPPOSED) or finding.p is None:
+        return finding
+    reason = f"{finding.reason}; {finding.status} before, but not after the correction ({words}: p {p:.2g})"
+    return replace(finding, status=Status.UNDECIDED, reason=reason)
 
 
 # -------------------------------------------------------------------------------- one claim
 
 
 def _decide(evidence: Evidence, findings: tuple[Finding, ...]) -> Verdict:
-    verdict = Verdict(
-        evidence.claim,
-        Outcome.CANNOT_TELL,
-        "",
-        findings,
-        evidence.controls,
-        evidence.scale,
-        evidence.primary,
-        evidence.notes,
-    )
+    def verdict(outcome: Outcome, reason: str) -> Verdict:
+        known = evidence.controls, evidence.scale, evidence.primary, evidence.notes
+        return Verdict(evidence.claim, outcome, reason, findings, *known)
+
     statuses = {part.status for part in findings}
     if statuses == {Status.NOT_RUN}:
-        return replace(verdict, outcome=Outcome.NOT_RUN, reason=findings[0].reason)
+        return verdict(Outcome.NOT_RUN, findings[0].reason)
     if statuses <= {Status.NOT_RUN, Status.NOT_TESTABLE}:
         needed = next(part for part in findings if part.status is Status.NOT_TESTABLE)
-        return replace(verdict, outcome=Outcome.NOT_TESTABLE, reason=needed.reason)
+        return verdict(Outcome.NOT_TESTABLE, needed.reason)
     primary = [part for part in findings if part.part == evidence.primary]
     holding = [part for part in findings if part.status is Status.SUPPORTED]
     failing = [part for part in findings if part.status in (Status.OPPOSED, Status.UNDECIDED)]
@@ -138,22 +132,20 @@ def _decide(evidence: Evidence, findings: tuple[Finding, ...]) -> Verdict:
     named = f". Not tested: {_reasons(untested)}" if untested else ""
     few = [part for part in (*holding, *failing) if 0 < part.n < MIN_SEEDS and part.test != "exact"]
     if few and not evidence.one_run:
-        least = min(part.n for part in few)
-        return replace(verdict, reason=f"{plural(least, few[0].unit)}; six are needed. {_reasons(few)}")
+        seeds = plural(min(part.n for part in few), few[0].unit)
+        return verdict(Outcome.CANNOT_TELL, f"{seeds}; six are needed. {_reasons(few)}")
     if all(part.status in UNTESTED for part in primary):
         others = f". The others: {_reasons([*holding, *failing])}" if holding or failing else ""
-        return replace(verdict, reason=f"{_reasons(primary)}{others}")
+        return verdict(Outcome.CANNOT_TELL, f"{_reasons(primary)}{others}")
     if not failing:
         every = "the test holds" if len(holding) == 1 else f"all {len(holding)} tests hold"
         reason = holding[0].reason if len(findings) == 1 else f"{every}: {_reasons(holding)}"
-        return replace(verdict, outcome=Outcome.REPRODUCED, reason=reason + named)
+        return verdict(Outcome.REPRODUCED, reason + named)
     if holding:
-        reason = f"holds: {_headings(holding)}. Does not: {_reasons(failing)}"
-        return replace(verdict, outcome=Outcome.MIXED, reason=reason + named)
+        headings = "; ".join(part.heading for part in holding)
+        return verdict(Outcome.MIXED, f"holds: {headings}. Does not: {_reasons(failing)}{named}")
     opposed = any(part.status is Status.OPPOSED for part in primary)
-    return replace(
-        verdict, outcome=Outcome.NOT_REPRODUCED if opposed else Outcome.CANNOT_TELL, reason=_reasons(failing) + named
-    )
+    return verdict(Outcome.NOT_REPRODUCED if opposed else Outcome.CANNOT_TELL, _reasons(failing) + named)
 
 
 def _controlled(verdict: Verdict, evidence: Evidence) -> Verdict:
@@ -168,10 +160,6 @@ def _controlled(verdict: Verdict, evidence: Evidence) -> Verdict:
     )
     reason = f"{failures}; without this control the verdict would be: {verdict.outcome}, {verdict.reason}"
     return replace(verdict, outcome=Outcome.CANNOT_TELL, reason=reason)
-
-
-def _headings(parts: Iterable[Finding]) -> str:
-    return "; ".join(part.heading for part in parts)
 
 
 def _reasons(parts: list[Finding]) -> str:

@@ -8,11 +8,11 @@ an arm.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
+from fewbits.analysis.engine.results.rows import Row, treatment
 from fewbits.common.wording import plural
-from fewbits.experiments.environment import COMPARED_KEYS, UNKNOWN, Computed, alike, describe_kinds, kinds_of
+from fewbits.experiments.environment import COMPARED_KEYS, UNKNOWN, alike, describe_kinds, kinds_of
 from fewbits.sweeps.planning.store import OVER
 
 NAMES = {  # the plural names of the properties of an environment (COMPARED_KEYS), for messages
@@ -22,20 +22,18 @@ NAMES = {  # the plural names of the properties of an environment (COMPARED_KEYS
     "limits": "instruction limits",
 }
 
-Row = Mapping[str, Any]  # the row of a place in `Results.trials`; read here: id, state, folder, seed and `computed`
 
-
-def why_not_compared(row: Row, names: tuple[str, str], other: Row, usual: str | None) -> str | None:
+def why_not_compared(row: Row, other: Row, usual: str | None) -> str | None:
     """Return one line of text that says why two finished trials with the same seed are not compared.
 
-    Return None if they can be compared, or if one of them is not finished. names: the names of the two trials in the
-    text. usual: the kind of machine that computed most trials, which the text recommends for running trials again.
+    Return None if they can be compared, or if one of them is not finished. usual: the kind of machine that computed
+    most trials, which the text recommends for running trials again.
     """
-    if any(trial["state"] not in OVER for trial in (row, other)):
-        return None
     ours, theirs = row["computed"], other["computed"]
-    if row["id"] == other["id"] or alike(ours, theirs):
+    finished = row["state"] in OVER and other["state"] in OVER
+    if not finished or row["id"] == other["id"] or alike(ours, theirs):
         return None
+    names = [treatment(trial["arm"], trial["axes"]) for trial in (row, other)]
     ran = f"{names[0]} ran on {describe_kinds(ours, [theirs])}, {names[1]} on {describe_kinds(theirs, [ours])}"
     return f"seed {row['seed']}: {ran}, so the two are not compared; {_remedy(usual)}"
 
@@ -50,45 +48,30 @@ def usual_kind(rows: Iterable[Row]) -> str | None:
 def unlike_within_seeds(rows: Sequence[Row]) -> list[str]:
     """Return lines of text about differences in the environment between finished trials with the same seed.
 
-    There is a line for each property of the environment (COMPARED_KEYS) that differs within a seed. It has the
-    property's values and the number of trials with each value. There is also a line for each trial whose steps were
-    computed in several environments.
+    There is a line for each property of the environment (COMPARED_KEYS) that differs within a seed, with the number of
+    trials for each of its values, and for each trial whose steps were computed in several environments.
     """
     finished = {row["id"]: row for row in rows if row["state"] in OVER}
-    usual = usual_kind(finished.values())
+    remedy = _remedy(usual_kind(finished.values()))
     lines = []
     for at, key in enumerate(COMPARED_KEYS):
         seeds: dict[int, Counter[str]] = defaultdict(Counter)
         for row in finished.values():
-            seeds[row["seed"]].update(_values(row["computed"], at))
-        differing = {seed: counts for seed, counts in seeds.items() if len(counts) > 1}
-        if not differing:
-            continue
-        total = sum(differing.values(), Counter[str]())
-        each = ", ".join(f"{value} ({plural(total[value], 'trial')})" for value in sorted(total))
-        within = f"{'seed' if len(differing) == 1 else 'seeds'} {', '.join(map(str, sorted(differing)))}"
-        lines.append(
-            f"{len(total)} {NAMES[key]} within {within}: {each}; trials that differ in this are not compared; "
-            f"{_remedy(usual)}"
-        )
+            # A run without a record of its environment has the kind UNKNOWN, and no value of the other properties.
+            unknown = [UNKNOWN] if key == "kind" else []
+            seeds[row["seed"]].update({str(part[at]) for part in row["computed"]} or unknown)
+        differing = {seed: counts for seed, counts in sorted(seeds.items()) if len(counts) > 1}
+        if differing:
+            total = sum(differing.values(), Counter[str]())
+            each = ", ".join(f"{value} ({plural(total[value], 'trial')})" for value in sorted(total))
+            within = f"{'seed' if len(differing) == 1 else 'seeds'} {', '.join(map(str, differing))}"
+            differ = "trials that differ in this are not compared"
+            lines.append(f"{len(total)} {NAMES[key]} within {within}: {each}; {differ}; {remedy}")
     for row in finished.values():
         if len(row["computed"]) > 1:
-            name = str(row["folder"]).rpartition("/")[2]
-            lines.append(
-                f"{name} was computed on {describe_kinds(row['computed'])}, so nothing is compared with it; "
-                f"{_remedy(usual)}"
-            )
+            computed = f"{str(row['folder']).rpartition('/')[2]} was computed on {describe_kinds(row['computed'])}"
+            lines.append(f"{computed}, so nothing is compared with it; {remedy}")
     return lines
-
-
-def _values(computed: Computed, at: int) -> set[str]:
-    """Return the values of the property COMPARED_KEYS[at] in the environments in which a run was computed.
-
-    A run without a record of its environment has the kind UNKNOWN, and no value of the other properties.
-    """
-    if not computed:
-        return {UNKNOWN} if COMPARED_KEYS[at] == "kind" else set()
-    return {str(part[at]) for part in computed}
 
 
 def _remedy(usual: str | None) -> str:

@@ -30,9 +30,8 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from fewbits.analysis.engine.results.evaluations import DOCUMENTS
-from fewbits.analysis.engine.results.frames import SCORES, Results
+from fewbits.analysis.engine.results.frames import METRICS, SCORES, Files, Results
 from fewbits.analysis.engine.results.rows import Standing
-from fewbits.common.wording import plural
 from fewbits.experiments.probes.probe_trial import TABLE as PROBE
 from fewbits.experiments.probes.tables import WHOLE
 from fewbits.sweeps.planning.plan import Plan, Planned
@@ -85,12 +84,17 @@ def _of_plan(results: Results, overrides: Sequence[str]) -> pd.DataFrame:
     """Return the rows of the plan, of its trials, and of timings."""
     plan, files = results.plan, results.files
     kept = [text for text in overrides if not is_location(text)]
-    late = {name: results.late(name) for name in ("loss", "loss_max") if name in results.table_of("metrics.parquet")}
     rows: list[dict[str, Any]] = [
-        {"table": "plan", "text": json.dumps({"overrides": kept, **encoded(plan)}, sort_keys=True)},
-        *(_trial_row(results, planned, late) for planned in plan.trials.values()),
-        *({"table": "bench", "name": n, "text": json.dumps(b)} for n, b in sorted(files.benches(plan).items())),
+        {"table": "plan", "text": json.dumps({"overrides": kept, **encoded(plan)}, sort_keys=True)}
     ]
+    late = {name: results.late(name) for name in ("loss", "loss_max") if name in results.table_of(METRICS)}
+    for key, planned in plan.trials.items():
+        at = files.standing(planned)
+        row: dict[str, Any] = {"table": "trials", "id": key, "folder": planned.folder.path.name}
+        row |= {"state": at.state, "step": at.step, "note": at.note}
+        row["text"] = json.dumps({"computed": at.computed, **files.provenance(planned)})
+        rows.append(row | dict(at.numbers) | {LATE + name: means[key] for name, means in late.items() if key in means})
+    rows += [{"table": "bench", "name": n, "text": json.dumps(b)} for n, b in sorted(files.benches(plan).items())]
     return pd.DataFrame(rows)
 
 
@@ -121,21 +125,6 @@ def _written(rows: pd.DataFrame, tables: Mapping[str, pd.DataFrame], detail: Det
         column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
     )
     return out.getvalue()
-
-
-def _trial_row(results: Results, planned: Planned, late: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    standing, key = results.files.standing(planned), planned.id
-    return {
-        "table": "trials",
-        "id": key,
-        "folder": planned.folder.path.name,
-        "state": standing.state,
-        "step": standing.step,
-        "note": standing.note,
-        "text": json.dumps({"computed": standing.computed, **results.files.provenance(planned)}),
-        **standing.numbers,
-        **{LATE + name: values[key] for name, values in late.items() if key in values},
-    }
 
 
 # -------------------------------------------------------------------------------- reductions
@@ -179,7 +168,7 @@ def _documents(frame: pd.DataFrame, detail: Detail) -> pd.DataFrame:
 
 Reduce = Callable[[pd.DataFrame, Detail], pd.DataFrame]
 REDUCTIONS: dict[str, Reduce] = {
-    "metrics.parquet": _thinned,
+    METRICS: _thinned,
     "numerics.parquet": _windows,
     DOCUMENTS: _documents,
     PROBE: lambda frame, _: frame[frame["layer"] == WHOLE],
@@ -199,11 +188,12 @@ def _rounded(frame: pd.DataFrame, table: str) -> pd.DataFrame:
 # -------------------------------------------------------------------------------- reading
 
 
-class Archive:
-    """The content of a results.parquet; it has the methods of `frames.Files`, with which `Results` reads a store."""
+class Archive(Files):
+    """The content of a results.parquet, which `Results` reads like a store."""
 
     def __init__(self, content: bytes, name: str = NAME) -> None:
         """Read the file. name: for messages. Raise ValueError if it is no results.parquet of this version."""
+        super().__init__()
         try:
             self._whole = parquet.read_table(io.BytesIO(content))
             (plan,) = self._rows("plan")
@@ -255,9 +245,6 @@ class Archive:
 
     def benches(self, plan: Plan) -> dict[str, Any]:
         return {row["name"]: json.loads(row["text"]) for row in self._rows("bench")}
-
-    def __repr__(self) -> str:
-        return f"<{NAME}: {plural(len(self._trials), 'trial')}>"
 
 
 def read_archive(path: Path) -> Archive:

@@ -85,11 +85,7 @@ class ArmTable:
         return self.arm(name).short
 
     def prefix(self, sweep: str) -> str:
-        """Return the text before the labels of the sweep's arms in the figure of effects, or "" if there is none.
-
-        `groups` may have several entries for a sweep. The result is the prefix of the entry without `where`, which
-        contains all trials of the sweep.
-        """
+        """Return the text before the labels of the sweep's arms in the figure of effects, or "" if there is none."""
         return next((group.prefix for group in self.groups if group.sweep == sweep and not group.where), "")
 
     def family(self, sweep: str) -> tuple[str, ...]:
@@ -97,10 +93,10 @@ class ArmTable:
         return next((sweeps for sweeps in self.families.values() if sweep in sweeps), (sweep,))
 
     def column(self, table: str, arm: str, place: str = "") -> str:
-        """Return the id of the column that shows this arm with these axis values in the paper's table `table`.
+        """Return the id of the column of the paper's table `table` (an id) that shows this arm at this place.
 
-        table: the table's id. place: the short name of the axis values (a key of `places`), or "" if they have none.
-        Return "" if the table shows only other axis values. It is not checked that the table has a column with this id.
+        place: the short name of axis values (a key of `places`), or "" if they have none. Return "" if the table shows
+        only other axis values. It is not checked that the table has a column with this id.
         """
         pattern = self.columns.get(table, "{arm}")
         if "{place}" not in pattern and place not in ("", *list(self.places)[:1]):
@@ -108,17 +104,11 @@ class ArmTable:
         return pattern.format(arm=arm, place=place)
 
     def of_column(self, table: str, column: str) -> tuple[str, dict[str, str]]:
-        """Return (name of the arm, {axis: value}) for the column with this id in the paper's table with this id.
-
-        Raise ValueError if no arm belongs to the column.
-        """
+        """Return (name of the arm, {axis: value}) for the column with this id in the paper's table with this id."""
         for arm, (place, where) in product(self.arms, (self.places or {"": {}}).items()):
             if self.column(table, arm.name, place) == column:
                 return arm.name, where
-        raise ValueError(
-            f"{self.study}, {table}: no arm in {FILE} belongs to the paper's column {column}; add an arm for it, or "
-            "correct the pattern in `columns`"
-        )
+        raise ValueError(f"{self.study}, {table}: no arm in {FILE} belongs to the paper's column {column}; add one")
 
     def place(self, where: dict[str, str]) -> str:
         """Return the short name of these axis values (axis → value), a key of `places`; "" if they have none."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -72,7 +72,10 @@ def read_table(path: Path) -> pd.DataFrame:
 
 @dataclass
 class Files:
-    """Read the run folders of a store; each file once, since several places of a plan may have the same trial."""
+    """Read the run folders of a store; each file once, since several places of a plan may have the same trial.
+
+    `archive.Archive` has the same methods for the file that a report leaves.
+    """
 
     tables: dict[Path, pd.DataFrame] = field(default_factory=dict)
 
@@ -80,10 +83,10 @@ class Files:
         """Return the table of a Parquet file, with the averages that MOVING names."""
         if path not in self.tables:
             frame = read_table(path)
-            averages = {f"{name}_average": name for name in MOVING if path.name == METRICS and name in frame}
-            self.tables[path] = frame.assign(
-                **{new: frame[name].ewm(alpha=MOVING[name], adjust=False).mean() for new, name in averages.items()}
-            )
+            for name in MOVING if path.name == METRICS else ():
+                if name in frame:
+                    frame[f"{name}_average"] = frame[name].ewm(alpha=MOVING[name], adjust=False).mean()
+            self.tables[path] = frame
         return self.tables[path]
 
     def standing(self, planned: Planned) -> Standing:
@@ -128,16 +131,6 @@ class Files:
         return found
 
 
-class Source(Protocol):
-    """What `Results` reads: a store (`Files`), or the file that a report has left (`archive.Archive`)."""
-
-    def standing(self, planned: Planned) -> Standing: ...
-    def table(self, planned: Planned, name: str) -> pd.DataFrame | None: ...
-    def late(self, results: Results, metric: str) -> dict[str, float]: ...
-    def provenance(self, planned: Planned) -> dict[str, Any]: ...
-    def benches(self, plan: Plan) -> dict[str, Any]: ...
-
-
 @dataclass(frozen=True, eq=False)
 class Results:
     """The results of a plan, or of some of its sweeps or places, read from the store.
@@ -146,7 +139,7 @@ class Results:
     """
 
     plan: Plan
-    files: Source = field(default_factory=Files)  # shared with the Results of single sweeps and places
+    files: Files = field(default_factory=Files)  # shared with the Results of single sweeps and places
     computed: dict[str, Any] = field(default_factory=dict)  # the cache of `remembered`
 
     def remembered(self, name: str, make: Callable[[], T]) -> T:
@@ -163,14 +156,12 @@ class Results:
         one_of("sweep", name, dict.fromkeys(sweep.name for sweep in self.plan.sweeps))
         sweeps = tuple(sweep for sweep in self.plan.sweeps if sweep.name == name)
         members = tuple(member for member in self.members if member.cell.sweep == name)
-        return self.remembered(f"sweep {name}", lambda: self._part(replace(self.plan, sweeps=sweeps, members=members)))
+        of = replace(self.plan, sweeps=sweeps, members=members)
+        return self.remembered(f"sweep {name}", lambda: Results(of, self.files))
 
     def of_places(self, members: tuple[Member, ...]) -> Results:
         """Return the results of these places only; for (), results without rows."""
-        return self._part(replace(self.plan, members=members))
-
-    def _part(self, plan: Plan) -> Results:
-        return Results(plan, self.files)
+        return Results(replace(self.plan, members=members), self.files)
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -184,11 +175,10 @@ class Results:
         They are, among others, the place's sweep, arm, axis values and seed; the trial's id and state; and, for
         finished trials, the measured numbers.
         """
-        return pd.DataFrame([self._row(member) for member in self.members])
-
-    def _row(self, member: Member) -> dict[str, Any]:
-        planned = self.plan.trials[member.id]
-        return labels(member) | columns(planned.folder, planned.trial, self.files.standing(planned))
+        rows = ((member, self.plan.trials[member.id]) for member in self.members)
+        return pd.DataFrame(
+            [labels(member) | columns(of.folder, of.trial, self.files.standing(of)) for member, of in rows]
+        )
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
@@ -233,11 +223,9 @@ class Results:
 
     def metrics(self) -> list[str]:
         """Return the names of the columns of `trials` that are measured numbers."""
-        return self.remembered("metrics", self._metrics)
-
-    def _metrics(self) -> list[str]:
         axes = {axis for member in self.members for axis, _ in member.cell.axes}
-        return [str(c) for c in self.trials.columns if c not in {*LABELS, *STANDING, *axes}]
+        others = {*LABELS, *STANDING, *axes}
+        return self.remembered("metrics", lambda: [str(column) for column in self.trials if column not in others])
 
     def numbers(self, metric: str) -> dict[str, float]:
         """Return {trial id: number} of a metric for the trials that are done; trials without the number are missing."""
@@ -286,15 +274,15 @@ class Results:
         return self.remembered(name, lambda: self._joined(name))
 
     def _joined(self, name: str) -> pd.DataFrame:
-        tables, table_labels = [], []
+        tables, of_tables = [], []
         for member, row in zip(self.members, self.rows, strict=True):
             if (table := self.files.table(self.plan.trials[member.id], name)) is not None:
                 tables.append(table)
-                table_labels.append(labels(member) | {"state": row["state"]})
+                of_tables.append(labels(member) | {"state": row["state"]})
         if not tables:
             return pd.DataFrame()
-        table_of_row = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-        labelled = pd.DataFrame(table_labels).take(table_of_row).reset_index(drop=True)
+        places = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        labelled = pd.DataFrame(of_tables).take(places).reset_index(drop=True)
         return pd.concat([pd.concat(tables, ignore_index=True), labelled], axis=1)
 
 

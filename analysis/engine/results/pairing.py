@@ -14,8 +14,8 @@ import pandas as pd
 from fewbits.analysis.engine.results.alike import why_not_compared
 from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.results.places import Where, not_planned
-from fewbits.analysis.engine.results.rows import Row, place_name, treatment
+from fewbits.analysis.engine.results.places import ANYWHERE, Where, not_planned
+from fewbits.analysis.engine.results.rows import Row, place_name
 from fewbits.analysis.engine.statistics import Error, pseudo_values
 from fewbits.common.from_dict import one_of
 from fewbits.sweeps.planning.store import OVER, State
@@ -33,14 +33,12 @@ def paired(
     metric: Metric | Between,
     arm: str,
     baseline: str,
-    where: Where | None = None,
+    where: Where = ANYWHERE,
     *,
     baseline_where: Where | None = None,
     relative: bool = True,
 ) -> Differences | NoData:
-    """Return the differences arm minus baseline, one for each seed.
-
-    Return NoData if there is no difference, and no pair in which only one trial diverged.
+    """Return the differences arm minus baseline, one for each seed; NoData if there is nothing to test.
 
     metric: the name of a number, {trial id: number}, or a function of two trial ids that returns their difference.
     where: axis values of the arm. They have to leave only one trial for each seed, since only seeds are replicates.
@@ -49,7 +47,7 @@ def paired(
     relative: divide each difference by the absolute value of the baseline's number.
     """
     rows = arm_rows(results, arm, where)
-    others = arm_rows(results, baseline, baseline_where, shared=baseline_where is None)
+    others = arm_rows(results, baseline, baseline_where or ANYWHERE, shared=baseline_where is None)
     values, used, notes = [], [], []
     ours_diverged = baseline_diverged = 0
     for row in rows:
@@ -63,8 +61,7 @@ def paired(
             continue
         (other,) = matches
         used += [row["id"], other["id"]]
-        names = (treatment(row["arm"], row["axes"]), treatment(other["arm"], other["axes"]))
-        if unlike := why_not_compared(row, names, other, results.usual_kind):
+        if unlike := why_not_compared(row, other, results.usual_kind):
             notes.append(unlike)
             continue
         diverged = [trial["state"] == State.DIVERGED for trial in (row, other)]
@@ -82,14 +79,7 @@ def paired(
     trials = tuple(dict.fromkeys(used))
     if not values and not ours_diverged and not baseline_diverged:
         return NoData("; ".join(notes), trials)
-    return Differences(
-        tuple(values),
-        relative,
-        trials,
-        tuple(dict.fromkeys(notes)),
-        diverged=ours_diverged,
-        baseline_diverged=baseline_diverged,
-    )
+    return Differences(tuple(values), relative, trials, tuple(dict.fromkeys(notes)), ours_diverged, baseline_diverged)
 
 
 def combined(
@@ -107,29 +97,33 @@ def combined(
     comparisons, from which that of the result follows. The returned values are the jackknife's pseudo-values of the
     seeds (`pseudo_values`). A seed that all arms have is used if each of its trials has a number and all were computed
     in the same environment; otherwise a note says why it is not used. Return NotPlanned if the plan lacks an arm, and
-    NoData if no seed is used or `combine` raises ValueError. Raise ValueError if an arm has several combinations of
-    axis values.
+    NoData if no seed is used or `combine` raises ValueError.
     """
-    by_name = {name: _by_seed(results, sweep, arm) for name, (sweep, arm, _) in arms.items()}
-    if not all(by_name.values()):
+    planned = {(member.cell.sweep, member.cell.arm) for member in results.members}
+    if not all((sweep, arm) in planned for sweep, arm, _ in arms.values()):
         return not_planned(results)
     for _, _, metric in arms.values():
         if isinstance(metric, str) and metric not in results.metrics():
             return NoData(f"no trial has recorded the metric {metric}")
+    by_name = {
+        name: {row["seed"]: row for row in arm_rows(results.of_sweep(sweep), arm)}
+        for name, (sweep, arm, _) in arms.items()
+    }
     by_seed: list[dict[str, float]] = []
-    notes: list[str] = []
+    reasons: list[str] = []
     for seed in sorted(set.intersection(*map(set, by_name.values()))):
         rows = {name: seeds[seed] for name, seeds in by_name.items()}
         numbers = {name: number(results, row, arms[name][2]) for name, row in rows.items()}
-        reasons = [reason for reason in numbers.values() if isinstance(reason, str)]
-        if reasons := reasons or _unlike(results, list(rows.values())):
-            notes += reasons
-            continue
-        by_seed.append({name: float(value) for name, value in numbers.items()})
+        missing = [reason for reason in numbers.values() if isinstance(reason, str)] or _unlike(
+            results, [*rows.values()]
+        )
+        reasons += missing
+        if not missing:
+            by_seed.append({name: float(value) for name, value in numbers.items()})
     trials = tuple(dict.fromkeys(row["id"] for seeds in by_name.values() for row in seeds.values()))
-    unique_notes = tuple(dict.fromkeys(notes))
+    notes = tuple(dict.fromkeys(reasons))
     if not by_seed:
-        return NoData("; ".join(unique_notes) or "no seed has a finished trial in every arm", trials)
+        return NoData("; ".join(notes) or "no seed has a finished trial in every arm", trials)
     try:
         values, known = pseudo_values(by_seed, combine), None
         if len(by_seed) == 1 and noise is not None:
@@ -138,35 +132,17 @@ def combined(
             known = Error(math.sqrt(sum(change**2 for change in changes)), noise.df)
     except ValueError as error:
         return NoData(f"no value for the means over all seeds, or over all seeds but one: {error}", trials)
-    return Differences(tuple(values), relative, trials, unique_notes, noise=known)
-
-
-def _by_seed(results: Results, sweep: str, arm: str) -> dict[int, Row]:
-    """Return {seed: row of `results.trials`} for an arm of a sweep.
-
-    Raise ValueError if the arm has several combinations of axis values.
-    """
-    rows = [row for row in results.rows if (row["sweep"], row["arm"]) == (sweep, arm)]
-    combinations = dict.fromkeys(row["axes"] for row in rows)
-    if len(combinations) > 1:
-        listed = "; ".join(" ".join(f"{axis}={value}" for axis, value in combination) for combination in combinations)
-        raise ValueError(
-            f"{sweep}/{arm}: a formula needs one trial for each seed, but this arm has several axis values: {listed}; "
-            "name an arm whose trials differ only in their seed"
-        )
-    return {row["seed"]: row for row in rows}
+    return Differences(tuple(values), relative, trials, notes, noise=known)
 
 
 def _unlike(results: Results, rows: Sequence[Row]) -> list[str]:
     """Return the reasons why the first trial cannot be compared with one of the others; [] if there is no reason."""
     first, *others = rows
-    names = [treatment(row["arm"], row["axes"]) for row in rows]
-    pairs = zip(others, names[1:], strict=True)
-    reasons = (why_not_compared(first, (names[0], name), other, results.usual_kind) for other, name in pairs)
+    reasons = (why_not_compared(first, other, results.usual_kind) for other in others)
     return [reason for reason in reasons if reason]
 
 
-def sample(results: Results, metric: Metric, arm: str, where: Where | None = None) -> Differences | NoData:
+def sample(results: Results, metric: Metric, arm: str, where: Where = ANYWHERE) -> Differences | NoData:
     """Return the arm's own numbers, one for each seed, without a baseline; NoData if no trial has a number.
 
     where: axis values of the arm, which have to leave only one trial for each seed.
@@ -181,38 +157,35 @@ def sample(results: Results, metric: Metric, arm: str, where: Where | None = Non
 
 def line_of(results: Results, trial: str, metric: str = "validation_loss") -> list[tuple[float, float]]:
     """Return the points (tokens, value) of a trial's curve, with those of its trunks before the trial branched."""
-    frame = results.curves(metric)
-    points: dict[str, list[tuple[float, float]]] = results.remembered(
-        f"points {metric}",
-        lambda: {
-            str(name): sorted(set(zip(one["tokens"].astype(float), one["value"].astype(float), strict=True)))
-            for name, one in frame.groupby("id")
-        },
-    )
-    own = points.get(trial, [])
-    parent = results.plan.trials[trial].parent
+    points = results.remembered(f"points {metric}", lambda: _points(results.curves(metric)))
+    own, parent = points.get(trial, []), results.plan.trials[trial].parent
     first = own[0][0] if own else 0.0
     return [*(point for point in (line_of(results, parent, metric) if parent else []) if point[0] < first), *own]
 
 
-def arm_rows(results: Results, arm: str, where: Where | None = None, *, shared: bool = False) -> list[Row]:
+def _points(curves: pd.DataFrame) -> dict[str, list[tuple[float, float]]]:
+    return {
+        str(name): sorted(set(zip(one["tokens"].astype(float), one["value"].astype(float), strict=True)))
+        for name, one in curves.groupby("id")
+    }
+
+
+def arm_rows(results: Results, arm: str, where: Where = ANYWHERE, *, shared: bool = False) -> list[Row]:
     """Return the rows of `results.trials` for an arm with these axis values; a trial in several places counts once.
 
-    Raise ValueError if there is no row, or if the rows have more than one combination of axis values. shared: return
-    the rows of any number of combinations, or no rows, instead of an error. It is set for baselines, whose trials are
-    later matched with the arm's trials by axis values.
+    Raise ValueError if the rows do not have exactly one combination of axis values. shared: return the rows of any
+    number of combinations. It is set for baselines, whose trials are later matched with the arm's by axis values.
     """
     one_of("arm", arm, dict.fromkeys(member.cell.arm for member in results.members))
-    chosen = set((where or {}).items())
+    chosen = set(where.items())
     rows = {row["id"]: row for row in results.rows if row["arm"] == arm and chosen <= set(row["axes"])}
-    combinations = list(dict.fromkeys(row["axes"] for row in rows.values()))
+    combinations = dict.fromkeys(row["axes"] for row in rows.values())
     if len(combinations) == 1 or shared:
         return list(rows.values())
-    chosen_axes = " ".join(f"{axis}={value}" for axis, value in (where or {}).items()) or "no axis values"
-    left = "; ".join(" ".join(f"{axis}={value}" for axis, value in combination) for combination in combinations)
+    given, *left = (" ".join(f"{axis}={value}" for axis, value in axes) for axes in (where.items(), *combinations))
     raise ValueError(
-        f"arm {arm} with {chosen_axes}: exactly one of the arm's combinations of axis values must match, but these "
-        f"match: {left or 'none'}; choose axis values that select one"
+        f"arm {arm} with {given or 'no axis values'}: exactly one of the arm's combinations of axis values must match, "
+        f"but these match: {'; '.join(left) or 'none'}; choose axis values that select one"
     )
 
 

@@ -139,7 +139,6 @@ class RecipeCost:
     arm: str
     baseline: str
     sweep: tuple[str, ...]  # the first sweep that has both arms; first those in which the claim is tested
-    where: dict[str, str] = field(default_factory=dict)  # axis → value
 
 
 @dataclass(frozen=True)

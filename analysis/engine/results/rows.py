@@ -25,21 +25,13 @@ Row = Mapping[str, Any]
 
 
 def labels(member: Member) -> dict[str, Any]:
-    """Return {column: value} of a place: study, scale, sweep, arm, axes, seed, id, and a column for each axis.
+    """Return {column: value} of a place: LABELS and, unless it has the name of a label, a column for each axis.
 
-    axes: the pairs (axis, value) of all axes. id: the id of the trial. An axis that has the name of one of the other
-    columns gets no column of its own.
+    axes: the pairs (axis, value) of all axes. id: the id of the trial.
     """
     cell = member.cell
-    columns = {
-        "study": member.study,
-        "scale": member.scale,
-        "sweep": cell.sweep,
-        "arm": cell.arm,
-        "axes": cell.axes,
-        "seed": cell.seed,
-        "id": member.id,
-    }
+    values = (member.study, member.scale, cell.sweep, cell.arm, cell.axes, cell.seed, member.id)
+    columns = dict(zip(LABELS, values, strict=True))
     return columns | {axis: value for axis, value in cell.axes if axis not in columns}
 
 

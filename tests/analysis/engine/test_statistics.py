@@ -11,7 +11,7 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.weightstats import ttost_paired
 
 from fewbits.analysis.engine.claims.findings import Finding, Outcome, Status
-from fewbits.analysis.engine.claims.preview import minimum_detectable_effect, power, required_n
+from fewbits.analysis.engine.claims.preview import minimum_detectable_effect, required_n
 from fewbits.analysis.engine.claims.schema import Claim, Comparison, Margin, Part, Source
 from fewbits.analysis.engine.claims.tests import judge
 from fewbits.analysis.engine.claims.verdicts import Evidence, conclude
@@ -85,7 +85,6 @@ def test_a_gap_is_worth_the_tokens_that_the_baselines_curve_says() -> None:
 
 def test_the_minimum_detectable_effect_is_detected_with_the_stated_power() -> None:
     effect = minimum_detectable_effect(2.0, 6)
-    assert power(effect, 2.0, 6) == pytest.approx(0.8)
     draws = RNG.normal(effect, 2.0, (20_000, 6))
     assert (stats.ttest_1samp(draws, 0, axis=1, alternative="greater").pvalue <= 0.05).mean() == pytest.approx(
         0.8, abs=0.01
