@@ -1,12 +1,9 @@
 """Statistics of paired differences over few seeds, as pure functions.
 
-The arms of a comparison have the same initial weights and order of data in each seed. So each seed gives one
-independent number: the difference between its two trials. Steps and tensors of one trial are not independent of each
-other. The differences are assumed to be normal with an unknown standard deviation, so tests and intervals are those of
-Student's t: without further errors, `Estimate.p` is the p value of scipy's `ttest_1samp` or `ttest_rel`.
-
-A single value has no standard deviation: without a `noise` that was measured elsewhere, its interval, error and p are
-None, never 0.
+The arms of a comparison have the same initial weights and order of data in each seed, so each seed gives one
+independent number: the difference between its two trials. The differences are assumed to be normal with an unknown
+standard deviation: without further errors, `Estimate.p` is the p value of scipy's `ttest_1samp` or `ttest_rel`. A
+single value has no standard deviation, and no interval or p unless a `noise` was measured elsewhere.
 """
 
 from __future__ import annotations
@@ -70,10 +67,7 @@ class Estimate:
     df: float  # its degrees of freedom
 
     def p(self, against: float, side: Side) -> float:
-        """Return the p value of the one-sided test of the null hypothesis "the true mean is `against`".
-
-        side: the alternative, that the true mean is above or below `against`. If all values are equal, p is 0 or 1.
-        """
+        """Return the p value of the one-sided test of "the true mean is `against`"; 0 or 1 if all values are equal."""
         distance = (self.mean - against) * (1 if side is Side.ABOVE else -1)
         if not self.error:
             return 0.0 if distance > 0 else 1.0
@@ -133,8 +127,7 @@ def pseudo_values(rows: Sequence[Mapping[str, float]], of: Callable[[Mapping[str
 
     rows: for each seed, {name: number}. of: a function that computes the number from {name: mean over seeds}.
     With n seeds, the pseudo-value of a seed is n · of(means over all seeds) - (n - 1) · of(means without this seed).
-    If `of` is linear, the pseudo-value is of(the seed's row). If `of` is a quotient, the mean of the pseudo-values
-    estimates the quotient of the means, and the spread of the pseudo-values gives the error of this estimate; a mean of
+    If `of` is a quotient, their mean estimates the quotient of the means, and their spread gives its error; a mean of
     the seeds' quotients would depend on the few seeds whose denominator is close to 0.
     """
     if len(rows) < 2:
@@ -148,10 +141,7 @@ def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def fisher(events: int, trials: int, baseline_events: int, baseline_trials: int) -> tuple[float, float]:
-    """Return the p values of Fisher's exact test for the alternatives "more frequent in our arm" and "less frequent".
-
-    events: the number of our arm's trials with an event, such as divergence; trials: the number of all its trials.
-    """
+    """Return the p values of Fisher's exact test for the alternatives "more events in our arm" and "fewer events"."""
     table = [[events, trials - events], [baseline_events, baseline_trials - baseline_events]]
     more, less = (float(stats.fisher_exact(table, alternative=side).pvalue) for side in ("greater", "less"))
     return more, less
@@ -160,9 +150,8 @@ def fisher(events: int, trials: int, baseline_events: int, baseline_trials: int)
 def adjusted(p: Sequence[float], method: str) -> list[float]:
     """Return p values that are corrected for their number, in the same order.
 
-    method: `holm`, after which the probability of one or more false positives among all tests is at most alpha, or
-    `fdr_bh` (Benjamini-Hochberg), after which the expected share of false positives among the positives is at most
-    alpha.
+    method: `holm` (the probability of any false positive is at most alpha), or `fdr_bh` for Benjamini and Hochberg's
+    (the expected share of false positives among the positives is at most alpha).
     """
     return [float(value) for value in multipletests(p, method=method)[1]] if p else []
 
@@ -173,8 +162,8 @@ def adjusted(p: Sequence[float], method: str) -> list[float]:
 def relative_slope(curves: Iterable[Sequence[tuple[float, float]]]) -> float | None:
     """Return by which fraction of itself a loss falls for each unit of ln(tokens), near the end; None if it does not.
 
-    curves: for each seed, the points (tokens, loss) of the baseline's curve, including its trunk's. The slope is a
-    least-squares fit to the points of the last half of the tokens, and the result is the mean over the curves.
+    curves: for each seed, the points (tokens, loss) of the baseline's curve, including its trunk's. The result is the
+    mean over the curves of a least-squares fit to the last half of the tokens.
     """
     found = []
     for curve in curves:

@@ -12,9 +12,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from fewbits.analysis.engine.claims.pairs import formula
 from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.results.pairing import combined, paired, sample
+from fewbits.analysis.engine.results.pairing import paired, sample
 from fewbits.analysis.engine.results.rows import LABELS
 from fewbits.analysis.figures import series
 from fewbits.sweeps.planning.plan import Plan
@@ -142,21 +143,21 @@ def difference(values: Mapping[str, float]) -> float:
     return values["end"] - values["training"]
 
 
-def of_arm(arm: str) -> dict[str, tuple[str, str, str]]:
-    """Return the argument `arms` of `combined`, name → (sweep, arm, metric), for the two losses in `difference`."""
-    return {"end": ("tiny", arm, "validation_loss"), "training": ("tiny", arm, "loss")}
+def of_arm(arm: str) -> dict[str, tuple[tuple[str], str, str]]:
+    """Return the argument `arms` of `formula`, name → (sweeps, arm, metric), for the two losses in `difference`."""
+    return {"end": (("tiny",), arm, "validation_loss"), "training": (("tiny",), arm, "loss")}
 
 
 def test_a_formula_takes_the_numbers_of_each_seed_whose_trials_are_done(planned: Planner) -> None:
     results = Results(planned())
     rows = results.trials[results.trials["arm"] == "bf16"]
     expected = (rows["validation_loss"] - rows["loss"]).tolist()
-    found = combined(results, of_arm("bf16"), difference, relative=False)
+    found = formula(results, of_arm("bf16"), difference, relative=False)
     assert isinstance(found, Differences)
     assert found.values == pytest.approx(expected)
     assert (found.relative, found.trials, found.notes) == (False, tuple(rows["id"]), ())
     shutil.rmtree(folder_of(results, "bf16", 0))
-    one = combined(Results(planned()), of_arm("bf16"), difference)
+    one = formula(Results(planned()), of_arm("bf16"), difference)
     assert isinstance(one, Differences)
     assert one.values == pytest.approx(expected[1:])
     assert one.notes == ("bf16, seed 0: missing: not run yet, or not finished",)
@@ -169,22 +170,22 @@ def test_a_formula_without_numbers_says_why(planned: Planner) -> None:
         raise ValueError("the cost is 0")
 
     bf16, wild = of_arm("bf16"), of_arm("wild")
-    for arms, formula, reasons in (
+    for arms, combine, reasons in (
         (wild, difference, ("wild, seed 0: diverged", "wild, seed 1: diverged")),
         (bf16 | {"training": wild["training"]}, difference, ("wild, seed 0: diverged",)),
-        (bf16 | {"training": ("tiny", "bf16", "los")}, difference, ("los",)),
+        (bf16 | {"training": (("tiny",), "bf16", "los")}, difference, ("los",)),
         (bf16, fails, ("the cost is 0",)),
     ):
-        nothing = combined(results, arms, formula)
+        nothing = formula(results, arms, combine)
         assert isinstance(nothing, NoData)
         assert all(names(nothing.reason, reason) for reason in reasons)
-    for missing in (of_arm("fp8"), bf16 | {"training": ("big", "bf16", "loss")}):
-        assert isinstance(combined(results, missing, difference), NotPlanned)
+    for missing in (of_arm("fp8"), bf16 | {"training": (("big",), "bf16", "loss")}):
+        assert isinstance(formula(results, missing, difference), NotPlanned)
 
 
 def test_a_formula_of_an_arm_with_several_values_of_an_axis_is_refused(planned: Planner) -> None:
     with pytest.raises(ValueError, match=naming("arm mor", f"{AXIS}=0.0001", f"{AXIS}=0.045")):
-        combined(Results(planned()), of_arm("bf16") | {"training": ("tiny", "mor", "loss")}, difference)
+        formula(Results(planned()), of_arm("bf16") | {"training": (("tiny",), "mor", "loss")}, difference)
 
 
 def test_a_deleted_trial_is_missing_and_said_to_be(planned: Planner) -> None:

@@ -41,7 +41,7 @@ UNTESTED = (Status.VACUOUS, Status.NOT_TESTABLE, Status.NOT_RUN)
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one comparison of a claim. A p value is None if there was no statistical test."""
+    """The result of one comparison of a claim; a p value is None if there was no statistical test."""
 
     name: str  # the comparison's name, which contains the arms' names in the sweep files
     status: Status
@@ -79,10 +79,6 @@ class Finding:
         """The p value of the direction for which there is more evidence, doubled, since there are two directions."""
         known = [p for p in (self.p_for, self.p_against) if p is not None]
         return min(1.0, 2 * min(known)) if known else None
-
-    def shown(self, value: float) -> str:
-        """Return an effect or bound of this finding as text, in percent if the finding is relative."""
-        return f"{value:+.3%}" if self.relative else f"{value:+.4g}"
 
 
 @dataclass(frozen=True)
@@ -122,22 +118,14 @@ class Verdict:
         return self.claim.kind
 
     @property
-    def trials(self) -> tuple[str, ...]:
-        """The ids of the trials behind the findings, each once."""
-        return tuple(dict.fromkeys(trial for finding in self.findings for trial in finding.trials))
-
-    @property
     def leading(self) -> Finding | None:
         """The finding whose effect a summary shows; None if no finding has an effect.
 
         It is the one of the primary part with the greatest p value. If that part has none, it is one of another part.
         """
-        measured = [finding for finding in self.findings if finding.effect is not None]
-        return max(
-            measured,
-            key=lambda one: (one.part == self.primary, one.interval is not None, 1.0 if one.p is None else one.p),
-            default=None,
-        )
+        measured = (finding for finding in self.findings if finding.effect is not None)
 
-    def __str__(self) -> str:
-        return f"{self.outcome}: {self.reason}" + (f" ({self.scale})" if self.scale else "")
+        def rank(one: Finding) -> tuple[bool, bool, float]:
+            return one.part == self.primary, one.interval is not None, 1.0 if one.p is None else one.p
+
+        return max(measured, key=rank, default=None)

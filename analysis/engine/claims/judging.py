@@ -170,18 +170,18 @@ def printed_effect(study: str, comparison: Comparison) -> float | None:
 
     The effect is a fraction of the baseline's number if the comparison is relative, else it is in the metric's unit.
     """
-    printed = comparison.part.printed
-    if printed is None or printed.value is not None:
-        return None if printed is None else printed.value
-    metric, source = comparison.metric.partition("@")[0], paper(study)
-    names = {"arm": comparison.arm, "baseline": comparison.baseline, "metric": metric}
-    if printed.number:
-        return source.numbers[printed.number].value
-    table = source.table(printed.table)
-    value = table.value(metric, printed.column.format(**names))
+    if (printed := comparison.part.printed) is None:
+        return None
+    source, names = paper(study), {"arm": comparison.arm, "baseline": comparison.baseline}
+    names["metric"] = comparison.metric.partition("@")[0]
+    if not printed.table:
+        value = source.numbers[printed.number.format(**names)].value if printed.number else printed.value
+        return -value if printed.negative and value is not None else value
+    table, row = source.table(printed.table), printed.row.format(**names)
+    value = table.value(row, printed.column.format(**names))
     if value is None or not printed.baseline:
         return value
-    base = table.value(metric, printed.baseline.format(**names))
+    base = table.value(row, printed.baseline.format(**names))
     if base is None:
         return None
     return (value - base) / abs(base) if comparison.part.relative else value - base

@@ -9,6 +9,7 @@ from functools import partial
 from statistics import median
 
 from fewbits.analysis.engine.claims.schema import DIVERGED, EVENTS, LOSS, Comparison
+from fewbits.analysis.engine.results.alike import why_not_compared
 from fewbits.analysis.engine.results.data import Differences, Events, Measured, NoData, NotPlanned
 from fewbits.analysis.engine.results.evaluations import (
     PROBE_METRIC,
@@ -18,9 +19,10 @@ from fewbits.analysis.engine.results.evaluations import (
     probe_numbers,
 )
 from fewbits.analysis.engine.results.frames import SCORES, Results
-from fewbits.analysis.engine.results.pairing import Between, Metric, arm_rows, combined, line_of, paired, sample
+from fewbits.analysis.engine.results.pairing import Between, Metric, arm_rows, line_of, number, paired, sample
 from fewbits.analysis.engine.results.places import ANYWHERE, Scope, Where, not_planned, pairs_of, scope_of
-from fewbits.analysis.engine.statistics import Error, relative_slope
+from fewbits.analysis.engine.results.rows import Row
+from fewbits.analysis.engine.statistics import Error, pseudo_values, relative_slope
 from fewbits.sweeps.planning.store import OVER, State
 
 LATE = "@late"  # METRIC@late is the mean of METRIC over the last tenth of the steps
@@ -107,17 +109,49 @@ def formula(
     *,
     relative: bool = True,
 ) -> Differences | NoData | NotPlanned:
-    """Return a number that is computed from the losses of several arms, such as a ratio of two loss increases.
+    """Return one number that is computed from several arms, such as a ratio of two loss increases, for each seed.
 
     arms: name → (sweeps, arm, metric); the first of the sweeps counts that the scale has. combine: a function of {name:
-    number}. The numbers of the seeds are those of `combined`; with one seed, the error follows from A/A comparisons.
+    mean over the seeds}, which raises ValueError if it is undefined for these numbers. The values are the jackknife's
+    pseudo-values of the seeds (`pseudo_values`); with one seed, the error follows from A/A comparisons of losses. A
+    seed is used if each of its trials has a number and all were computed in the same environment; otherwise a note says
+    why not. Return NotPlanned if the plan lacks an arm, and NoData if no seed is used or `combine` raises ValueError.
     """
-    planned = {member.cell.sweep for member in results.members}
-    chosen = {
-        name: (next((sweep for sweep in sweeps if sweep in planned), sweeps[0]), arm, metric)
-        for name, (sweeps, arm, metric) in arms.items()
-    }
-    return combined(results, chosen, combine, relative=relative, noise=again_noise(results, results, LOSS, True))
+    planned = {(member.cell.sweep, member.cell.arm) for member in results.members}
+    rows: dict[str, dict[int, Row]] = {}
+    for name, (sweeps, arm, _) in arms.items():
+        sweep = next((sweep for sweep in sweeps if sweep in {of for of, _ in planned}), "")
+        if (sweep, arm) not in planned:
+            return not_planned(results)
+        rows[name] = {row["seed"]: row for row in arm_rows(results.of_sweep(sweep), arm)}
+    for _, _, metric in arms.values():
+        if isinstance(metric, str) and metric not in results.metrics():
+            return NoData(f"no trial has recorded the metric {metric}")
+    by_seed: list[dict[str, float]] = []
+    reasons: list[str] = []
+    for seed in sorted(set.intersection(*map(set, rows.values()))):
+        first, *others = (seeds[seed] for seeds in rows.values())
+        numbers = {name: number(results, seeds[seed], arms[name][2]) for name, seeds in rows.items()}
+        missing = [reason for reason in numbers.values() if isinstance(reason, str)]
+        unlike = (why_not_compared(first, other, results.usual_kind) for other in others)
+        reasons += (missing := missing or [reason for reason in unlike if reason])
+        if not missing:
+            by_seed.append({name: float(value) for name, value in numbers.items()})
+    trials = tuple(dict.fromkeys(row["id"] for seeds in rows.values() for row in seeds.values()))
+    notes = tuple(dict.fromkeys(reasons))
+    if not by_seed:
+        return NoData("; ".join(notes) or "no seed has a finished trial in every arm", trials)
+    again = again_noise(results, results, LOSS, True) if len(by_seed) == 1 else None
+    noise: Error | None = None
+    try:
+        values = pseudo_values(by_seed, combine)
+        if again is not None:
+            row, each = by_seed[0], again.error / math.sqrt(2)
+            changes = (combine(row | {name: value * (1 + each)}) - values[0] for name, value in row.items())
+            noise = Error(math.sqrt(sum(change**2 for change in changes)), again.df)
+    except ValueError as error:
+        return NoData(f"no value for the means over all seeds, or over all seeds but one: {error}", trials)
+    return Differences(tuple(values), relative, trials, notes, noise=noise)
 
 
 def score_distance(
@@ -170,21 +204,19 @@ def again_noise(results: Results, scope: Results, metric: Metric, relative: bool
     """
     key = metric if isinstance(metric, str) else str(sorted(metric.items()))
     for among in (scope, results):
-        names = "+".join(dict.fromkeys(member.cell.sweep for member in among.members))
-        found = results.remembered(f"A/A {names} {key} {relative}", partial(_again, among, metric, relative))
-        if found:
+        name = f"A/A {'+'.join(dict.fromkeys(member.cell.sweep for member in among.members))} {key} {relative}"
+        if found := results.remembered(name, partial(_again, among, metric, relative)):
             return Error(math.sqrt(sum(value**2 for value in found) / len(found)), len(found))
     return None
 
 
 def _again(results: Results, metric: Metric, relative: bool) -> list[float]:
     found: list[float] = []
-    places = dict.fromkeys((m.cell.sweep, str(m.cell.arm), m.cell.axes) for m in results.members)
-    for sweep, arm, axes in places:
-        scope, base = results.of_sweep(sweep), arm.removesuffix(AGAIN)
+    for sweep, arm, axes in dict.fromkeys((m.cell.sweep, str(m.cell.arm), m.cell.axes) for m in results.members):
+        scope, base, where = results.of_sweep(sweep), arm.removesuffix(AGAIN), dict(axes)
         known = not isinstance(metric, str) or metric in scope.metrics()
-        if arm.endswith(AGAIN) and scope.has(base, dict(axes)) and known:
-            data = paired(scope, metric, arm, base, dict(axes), relative=relative)
+        if arm.endswith(AGAIN) and scope.has(base, where) and known:
+            data = paired(scope, metric, arm, base, where, relative=relative)
             found += data.values if isinstance(data, Differences) else ()
     return found
 

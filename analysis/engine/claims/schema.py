@@ -90,15 +90,17 @@ class Margin:
 class Printed:
     """The paper's own effect for a comparison: where it is in the study's paper.yaml, or the effect itself in `value`.
 
-    The table's row is that of the comparison's metric. column and baseline may contain `{arm}` and `{baseline}`, which
-    are replaced by the names of the comparison.
+    row, column, baseline and number may contain `{arm}`, `{baseline}` and `{metric}`, which are replaced by the names
+    of the comparison.
     """
 
     table: str = ""  # the id of a table in studies/STUDY/paper.yaml
+    row: str = "{metric}"  # the id of the table's row
     column: str = "{arm}"  # the id of the table's column for the arm
     baseline: str = ""  # the id of the baseline's column; if empty, the cell of `column` is the effect
     number: str = ""  # instead of a table: the key of a number in `numbers` of studies/STUDY/paper.yaml
     value: float | None = None  # instead of a table or number: the effect, from the paper's plots or sentences
+    negative: bool = False  # `number` or `value` says by how much the arm is below its baseline, so the effect is < 0
 
     def __post_init__(self) -> None:
         if sum((bool(self.table), bool(self.number), self.value is not None)) != 1:

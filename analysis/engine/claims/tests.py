@@ -44,29 +44,23 @@ def judge(comparison: Comparison, data: Measured, margin: float | None = None, *
 
     margin: in the units of the data. one_run: a single run may decide comparisons of numbers without an error.
     """
-    empty = Finding(
-        comparison.name,
-        Status.UNDECIDED,
-        "",
-        comparison.test,
-        margin=margin,
-        bound=comparison.part.shown_bounds,
-        title=comparison.title,
-    )
+    test, bound = comparison.test, comparison.part.shown_bounds
+    empty = Finding(comparison.name, Status.UNDECIDED, "", test, margin=margin, bound=bound, title=comparison.title)
     if isinstance(data, NotPlanned):
         return replace(empty, status=Status.NOT_RUN, reason=data.reason)
+    empty = replace(empty, trials=data.trials)
     if isinstance(data, CannotFail):
-        return replace(empty, status=Status.VACUOUS, reason=data.reason, trials=data.trials)
+        return replace(empty, status=Status.VACUOUS, reason=data.reason)
     if isinstance(data, NoData):
-        return replace(empty, reason=f"no data: {data.reason}", trials=data.trials)
-    empty = replace(empty, trials=data.trials, notes=data.notes)
-    if isinstance(data, Events) != (comparison.test in EVENTS):
+        return replace(empty, reason=f"no data: {data.reason}")
+    if isinstance(data, Events) != (test in EVENTS):
         raise ValueError(
             f"{comparison.name}: the tests {' and '.join(EVENTS)} are for counts of events such as divergence, and "
-            f"only for these; the test is {comparison.test}"
+            f"only for these; the test is {test}"
         )
+    empty = replace(empty, notes=data.notes)
     if isinstance(data, Events):
-        return _events(empty, data, comparison.test, one_run)
+        return _events(empty, data, test, one_run)
     return _numbers(replace(empty, relative=data.relative, n=data.pairs, unit=data.unit), comparison, data, one_run)
 
 
@@ -115,19 +109,12 @@ def _numbers(empty: Finding, comparison: Comparison, data: Differences, one_run:
 def _direction(empty: Finding, data: Differences, estimated: Estimate, sign: int) -> Finding:
     towards, away = (Side.ABOVE, Side.BELOW) if sign > 0 else (Side.BELOW, Side.ABOVE)
     p_for, p_against = estimated.p(0.0, towards), estimated.p(0.0, away)
-    stated = f"stated to be {'higher' if sign > 0 else 'lower'}"
-    start = f"{data.shown(estimated.mean)}, {stated}"
-    status, reason = Status.UNDECIDED, f"{start}: the interval includes values of both signs"
-    if p_for <= ALPHA:
-        status, reason = Status.SUPPORTED, start
-    elif p_against <= ALPHA:
-        status, reason = Status.OPPOSED, f"{start}: it has the opposite sign"
-    elif empty.margin is not None:
+    reason = f"{data.shown(estimated.mean)}, stated to be {'higher' if sign > 0 else 'lower'}"
+    opposed, undecided = ": it has the opposite sign", ": the interval includes values of both signs"
+    if p_for > ALPHA and p_against > ALPHA and empty.margin is not None:
         p_against = min(p_against, estimated.p(sign * empty.margin, away))
-        if p_against <= ALPHA:
-            status = Status.OPPOSED
-            reason = f"{start}: the effect is smaller than the margin of {data.shown(empty.margin)[1:]}"
-    return replace(empty, status=status, reason=reason, p_for=p_for, p_against=p_against)
+        opposed = f": the effect is smaller than the margin of {data.shown(empty.margin)[1:]}"
+    return _decided(empty, p_for, p_against, reason, opposed, undecided)
 
 
 def _bounded(empty: Finding, data: Differences, estimated: Estimate, *, two_sided: bool) -> Finding:
@@ -140,25 +127,31 @@ def _bounded(empty: Finding, data: Differences, estimated: Estimate, *, two_side
         p_against = min(1.0, 2 * min(p_against, estimated.p(-margin, Side.BELOW)))
     bound = data.shown(margin).replace("+", "±") if two_sided else data.shown(margin)
     reason = f"{data.shown(estimated.mean)}, with a margin of {bound}"
-    status = Status.SUPPORTED if p_for <= ALPHA else Status.OPPOSED if p_against <= ALPHA else Status.UNDECIDED
-    if status is Status.UNDECIDED:
-        reason += ": the interval includes differences smaller and greater than the margin"
-    return replace(empty, status=status, reason=reason, p_for=p_for, p_against=p_against)
+    undecided = ": the interval includes differences smaller and greater than the margin"
+    return _decided(empty, p_for, p_against, reason, "", undecided)
 
 
 def _within(empty: Finding, comparison: Comparison, estimated: Estimate) -> Finding:
     low, high = comparison.part.bounds or (None, None)
-    inside, outside = [], []
-    for bound, inner, outer in ((low, Side.ABOVE, Side.BELOW), (high, Side.BELOW, Side.ABOVE)):
-        if bound is not None:
-            inside.append(estimated.p(bound, inner))
-            outside.append(estimated.p(bound, outer))
-    p_for, p_against = max(inside), min(1.0, len(outside) * min(outside))
+    sides = ((low, Side.ABOVE, Side.BELOW), (high, Side.BELOW, Side.ABOVE))
+    inside = [estimated.p(bound, inner) for bound, inner, _ in sides if bound is not None]
+    outside = [estimated.p(bound, outer) for bound, _, outer in sides if bound is not None]
     reason = f"{estimated.mean:.4g}, stated to be {empty.bound}"
-    status = Status.SUPPORTED if p_for <= ALPHA else Status.OPPOSED if p_against <= ALPHA else Status.UNDECIDED
-    if status is Status.UNDECIDED:
-        reason += ": the interval includes values for and against the statement"
-    return replace(empty, status=status, reason=reason, p_for=p_for, p_against=p_against)
+    undecided = ": the interval includes values for and against the statement"
+    return _decided(empty, max(inside), min(1.0, len(outside) * min(outside)), reason, "", undecided)
+
+
+def _decided(
+    empty: Finding, p_for: float, p_against: float, reason: str, opposed: str = "", undecided: str = ""
+) -> Finding:
+    """Return the finding with the status that its p values give; opposed, undecided: what the reason then adds."""
+    if p_for <= ALPHA:
+        status, more = Status.SUPPORTED, ""
+    elif p_against <= ALPHA:
+        status, more = Status.OPPOSED, opposed
+    else:
+        status, more = Status.UNDECIDED, undecided
+    return replace(empty, status=status, reason=reason + more, p_for=p_for, p_against=p_against)
 
 
 def _interval(estimated: Estimate, data: Differences) -> Interval:
@@ -168,20 +161,17 @@ def _interval(estimated: Estimate, data: Differences) -> Interval:
 
 def _events(empty: Finding, counts: Events, test: str, one_run: bool) -> Finding:
     """Return the finding of a test of events. test: `more`, `fewer` or `equal`, which events can only oppose."""
-    if not counts.of or not counts.baseline_of:
+    ours, of, base, base_of = counts.events, counts.of, counts.baseline_events, counts.baseline_of
+    if not of or not base_of:
         return replace(empty, reason="no data: an arm has no finished trial")
-    more, fewer = fisher(counts.events, counts.of, counts.baseline_events, counts.baseline_of)
+    more, fewer = fisher(ours, of, base, base_of)
     p_for, p_against = (more, fewer) if test == "more" else (fewer, more)
     if test == "equal":
         p_for, p_against = 1.0, min(1.0, 2 * min(more, fewer))
-    status = Status.SUPPORTED if p_for <= ALPHA else Status.OPPOSED if p_against <= ALPHA else Status.UNDECIDED
     what = "diverged in" if empty.n else "the event occurred in"
-    reason = (
-        f"{what} {counts.events} of {counts.of} trials of ours and {counts.baseline_events} of {counts.baseline_of} "
-        "of the baseline"
-    )
-    empty = replace(empty, n=counts.of, unit="trial", effect=None)
-    if one_run and counts.of == counts.baseline_of == 1 and counts.events != counts.baseline_events:
-        status = Status.SUPPORTED if test == ("more" if counts.events else "fewer") else Status.OPPOSED
+    reason = f"{what} {ours} of {of} trials of ours and {base} of {base_of} of the baseline"
+    empty = replace(empty, n=of, unit="trial", effect=None)
+    if one_run and of == base_of == 1 and ours != base:
+        status = Status.SUPPORTED if test == ("more" if ours else "fewer") else Status.OPPOSED
         return replace(empty, status=status, reason=reason, notes=(*empty.notes, ONE_RUN))
-    return replace(empty, status=status, reason=reason, p_for=p_for, p_against=p_against)
+    return _decided(empty, p_for, p_against, reason)

@@ -163,7 +163,7 @@ def _controlled(verdict: Verdict, evidence: Evidence) -> Verdict:
 
 
 def _reasons(parts: list[Finding]) -> str:
-    """Return the findings' reasons as one text: all of them, or the first MOST_REASONS and the number of the rest."""
+    """Return the findings' reasons as one text: the first MOST_REASONS and the number of the rest."""
     if len(parts) == 1 and not parts[0].name:
         return parts[0].reason
     shown = parts if len(parts) <= MOST_REASONS + 1 else parts[:MOST_REASONS]

@@ -1,8 +1,7 @@
 """Check that two trials were computed in the same environment; only then are they compared.
 
 The environment is the kind of machine, the kernel backend, the version of torch, and the environment variables that
-change how sums are rounded. If one of these differs, rounding errors differ, too, which can look like a small effect of
-an arm.
+change how sums are rounded. Other rounding errors can look like a small effect of an arm.
 """
 
 from __future__ import annotations

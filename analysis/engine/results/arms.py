@@ -1,7 +1,6 @@
 """Read `studies/STUDY/arms.yaml`: the titles and styles of a study's arms in reports, and families of its sweeps.
 
-A sweep file says how an arm is trained; arms.yaml says how tables and figures name and draw the arm. An arm that is not
-in arms.yaml is shown by its name in the sweep file.
+An arm that is not in arms.yaml is shown by its name in the sweep file.
 """
 
 from __future__ import annotations

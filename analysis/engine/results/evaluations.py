@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from fewbits.analysis.engine.results.frames import SCORES, Results
+from fewbits.analysis.engine.results.frames import CURVE, SCORES, Results
 from fewbits.analysis.engine.results.rows import LABELS
 from fewbits.analysis.engine.statistics import Error
 from fewbits.experiments.evaluation.tasks import TASK_GROUPS, Task
@@ -48,19 +48,19 @@ def scores_over_training(results: Results, title: str) -> pd.DataFrame:
     A score is a share: the mean over the task's subtasks, or over the tasks below a heading. Checkpoints without all of
     them have no row.
     """
-    tasks, columns = paper_tasks(title), [*LABELS, "state", "step", "tokens", "value"]
+    tasks = paper_tasks(title)
     # A subtask's weight is its share of the heading.
     weights = {f"tasks.{n}.{task.metric}": 1 / len(task.names) / len(tasks) for task in tasks for n in task.names}
     frame = results.table_of(SCORES)
     rows = frame[frame["name"].isin(weights)] if len(frame) else frame
     if rows.empty:
-        return pd.DataFrame(columns=columns)
+        return pd.DataFrame(columns=CURVE)
     rows = rows.assign(share=rows["value"].astype(float) * rows["name"].map(weights).astype(float))
     groups = rows.groupby([*LABELS, "state", "step"], dropna=False, sort=False)["share"]
     rows = groups.agg(["sum", "count"]).reset_index().rename(columns={"sum": "value"})
     rows = rows[rows["count"] == len(weights)]
     tokens = [_tokens(results, str(trial), int(step)) for trial, step in zip(rows["id"], rows["step"], strict=True)]
-    return rows.assign(tokens=tokens)[columns].reset_index(drop=True)
+    return rows.assign(tokens=tokens)[CURVE].reset_index(drop=True)
 
 
 def _tokens(results: Results, trial: str, step: int) -> int:

@@ -1,8 +1,7 @@
 """Read the trials of a plan and their results, in the store or in an archive, as DataFrames (`Results`).
 
 The table of trials has one row for each place, which is a cell of a sweep's grid: an arm, values of its axes and a
-seed. A place without a result (its trial is missing, running or failed) also has a row; the columns `state` and
-`note` say why there is no result. Files are read when they are first needed.
+seed. A place without a result also has a row; the columns `state` and `note` say why there is none.
 """
 
 from __future__ import annotations
@@ -19,15 +18,7 @@ import pandas as pd
 from pyarrow.parquet import ParquetFile
 
 from fewbits.analysis.engine.results.alike import usual_kind
-from fewbits.analysis.engine.results.rows import (
-    LABELS,
-    STANDING,
-    Standing,
-    columns,
-    labels,
-    place_name,
-    standing,
-)
+from fewbits.analysis.engine.results.rows import LABELS, STANDING, Standing, columns, labels, place_name, standing
 from fewbits.common.from_dict import one_of
 from fewbits.common.store_folder import BENCH
 from fewbits.common.wording import amount, enumeration
@@ -45,6 +36,7 @@ METRICS = "metrics.parquet"
 # By column of METRICS, the weight of a step in its moving average, which is added as the column COLUMN_average. The
 # weights are those of GaussWS's Figures 4 and F.1.
 MOVING = {"loss": 1 / 16, "loss_max": 1 / 128}
+CURVE = [*LABELS, "state", "step", "tokens", "value"]  # the columns of `Results.curves`
 SCORES = "scores"  # the table of a trial's stored scores: step, name and value
 LATE_STEPS = 4  # `late` takes the mean over at least this many steps
 
@@ -52,10 +44,7 @@ T = TypeVar("T")
 
 
 class Damaged(ValueError):
-    """The error for a trial's file that exists but cannot be read.
-
-    The analysis stops; the file is not treated as missing, since results would then change without notice.
-    """
+    """The error for a file that cannot be read; if it counted as missing, results would change without notice."""
 
 
 def read_table(path: Path) -> pd.DataFrame:
@@ -133,20 +122,14 @@ class Files:
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """The results of a plan, or of some of its sweeps or places, read from the store.
-
-    Results are cached, so the store must not change while a report is made.
-    """
+    """The results of a plan, or of some of its sweeps or places, which are read when needed, and cached."""
 
     plan: Plan
     files: Files = field(default_factory=Files)  # shared with the Results of single sweeps and places
     computed: dict[str, Any] = field(default_factory=dict)  # the cache of `remembered`
 
     def remembered(self, name: str, make: Callable[[], T]) -> T:
-        """Return the value that is cached under this name; the first call computes it with `make`.
-
-        Callers must not change the value.
-        """
+        """Return the value that is cached under this name and must not be changed; the first call makes it."""
         if name not in self.computed:
             self.computed[name] = make()
         return cast(T, self.computed[name])
@@ -170,11 +153,7 @@ class Results:
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """A table with a row for each place; the columns are those of `labels` and `columns` (rows.py).
-
-        They are, among others, the place's sweep, arm, axis values and seed; the trial's id and state; and, for
-        finished trials, the measured numbers.
-        """
+        """A table with a row for each place; the columns are those of `labels` and `columns` (rows.py)."""
         rows = ((member, self.plan.trials[member.id]) for member in self.members)
         return pd.DataFrame(
             [labels(member) | columns(of.folder, of.trial, self.files.standing(of)) for member, of in rows]
@@ -198,7 +177,7 @@ class Results:
 
     @cached_property
     def starts(self) -> dict[str, int]:
-        """Trial id → the number of steps that its parents trained before its branch; 0 for trials without a parent."""
+        """Trial id → the number of steps that its parents trained before its branch."""
 
         def start(trial: str) -> int:
             planned = self.plan.trials[trial]
@@ -242,24 +221,18 @@ class Results:
     # -------------------------------------------------------------------------------- over steps
 
     def curves(self, metric: str) -> pd.DataFrame:
-        """Return a metric by training step: a row for each place and step.
+        """Return a metric by training step: a row for each place and step, with the columns CURVE.
 
-        The columns are LABELS (study, scale, sweep, arm, axes, seed, id), state, step, tokens and value. Unfinished
-        trials have the rows that they have written so far. Raise ValueError for an unknown metric.
+        Unfinished trials have the rows that they have written so far. Raise ValueError for an unknown metric.
         """
         frame = self.table_of(METRICS)
         if frame.empty or (metric in EVALUATED and metric not in frame):
-            return pd.DataFrame(columns=[*LABELS, "state", "step", "tokens", "value"])
-        valid = [c for c in frame.columns if c not in {*LABELS, "state", "step", "tokens"}]
-        one_of("metric", metric, valid)
-        frame = frame.dropna(subset=[metric]).rename(columns={metric: "value"})
-        return frame[[*LABELS, "state", "step", "tokens", "value"]].reset_index(drop=True)
+            return pd.DataFrame(columns=CURVE)
+        one_of("metric", metric, [name for name in frame if name not in CURVE])
+        return frame.dropna(subset=[metric]).rename(columns={metric: "value"})[CURVE].reset_index(drop=True)
 
     def late(self, metric: str) -> dict[str, float]:
-        """Return {trial id: mean of the metric over the last tenth of the steps}; the loss of one step is noisy.
-
-        The mean is over at least LATE_STEPS steps.
-        """
+        """Return {trial id: mean of the metric over the last tenth of the steps, at least LATE_STEPS of them}."""
         return self.remembered(f"late {metric}", lambda: self.files.late(self, metric))
 
     def numerics(self) -> pd.DataFrame:
@@ -267,10 +240,7 @@ class Results:
         return self.table_of("numerics.parquet")
 
     def table_of(self, name: str) -> pd.DataFrame:
-        """Return the rows of the Parquet files of this name in all run folders, concatenated.
-
-        Each row also has the labels and the state of its place. The table is empty if no folder has the file.
-        """
+        """Return the rows of the tables of this name in all run folders, each with its place's labels and state."""
         return self.remembered(name, lambda: self._joined(name))
 
     def _joined(self, name: str) -> pd.DataFrame:

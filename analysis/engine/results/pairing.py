@@ -6,17 +6,15 @@ in which only one trial diverged are counted, without a difference. For other mi
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import pandas as pd
 
 from fewbits.analysis.engine.results.alike import why_not_compared
-from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
+from fewbits.analysis.engine.results.data import Differences, NoData
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.results.places import ANYWHERE, Where, not_planned
+from fewbits.analysis.engine.results.places import ANYWHERE, Where
 from fewbits.analysis.engine.results.rows import Row, place_name
-from fewbits.analysis.engine.statistics import Error, pseudo_values
 from fewbits.common.from_dict import one_of
 from fewbits.sweeps.planning.store import OVER, State
 
@@ -80,66 +78,6 @@ def paired(
     if not values and not ours_diverged and not baseline_diverged:
         return NoData("; ".join(notes), trials)
     return Differences(tuple(values), relative, trials, tuple(dict.fromkeys(notes)), ours_diverged, baseline_diverged)
-
-
-def combined(
-    results: Results,
-    arms: Mapping[str, tuple[str, str, Metric]],
-    combine: Callable[[Mapping[str, float]], float],
-    *,
-    relative: bool = True,
-    noise: Error | None = None,
-) -> Differences | NoData | NotPlanned:
-    """Return one number that is computed from several arms, such as a ratio of two loss increases, for each seed.
-
-    arms: name → (sweep, arm, metric). combine: a function of {name: mean over the seeds}, which raises ValueError if it
-    is undefined for these numbers. noise: with one seed, the relative error of a difference of two arms, from A/A
-    comparisons, from which that of the result follows. The returned values are the jackknife's pseudo-values of the
-    seeds (`pseudo_values`). A seed that all arms have is used if each of its trials has a number and all were computed
-    in the same environment; otherwise a note says why it is not used. Return NotPlanned if the plan lacks an arm, and
-    NoData if no seed is used or `combine` raises ValueError.
-    """
-    planned = {(member.cell.sweep, member.cell.arm) for member in results.members}
-    if not all((sweep, arm) in planned for sweep, arm, _ in arms.values()):
-        return not_planned(results)
-    for _, _, metric in arms.values():
-        if isinstance(metric, str) and metric not in results.metrics():
-            return NoData(f"no trial has recorded the metric {metric}")
-    by_name = {
-        name: {row["seed"]: row for row in arm_rows(results.of_sweep(sweep), arm)}
-        for name, (sweep, arm, _) in arms.items()
-    }
-    by_seed: list[dict[str, float]] = []
-    reasons: list[str] = []
-    for seed in sorted(set.intersection(*map(set, by_name.values()))):
-        rows = {name: seeds[seed] for name, seeds in by_name.items()}
-        numbers = {name: number(results, row, arms[name][2]) for name, row in rows.items()}
-        missing = [reason for reason in numbers.values() if isinstance(reason, str)] or _unlike(
-            results, [*rows.values()]
-        )
-        reasons += missing
-        if not missing:
-            by_seed.append({name: float(value) for name, value in numbers.items()})
-    trials = tuple(dict.fromkeys(row["id"] for seeds in by_name.values() for row in seeds.values()))
-    notes = tuple(dict.fromkeys(reasons))
-    if not by_seed:
-        return NoData("; ".join(notes) or "no seed has a finished trial in every arm", trials)
-    try:
-        values, known = pseudo_values(by_seed, combine), None
-        if len(by_seed) == 1 and noise is not None:
-            row, each = by_seed[0], noise.error / math.sqrt(2)
-            changes = (combine(row | {name: value * (1 + each)}) - values[0] for name, value in row.items())
-            known = Error(math.sqrt(sum(change**2 for change in changes)), noise.df)
-    except ValueError as error:
-        return NoData(f"no value for the means over all seeds, or over all seeds but one: {error}", trials)
-    return Differences(tuple(values), relative, trials, notes, noise=known)
-
-
-def _unlike(results: Results, rows: Sequence[Row]) -> list[str]:
-    """Return the reasons why the first trial cannot be compared with one of the others; [] if there is no reason."""
-    first, *others = rows
-    reasons = (why_not_compared(first, other, results.usual_kind) for other in others)
-    return [reason for reason in reasons if reason]
 
 
 def sample(results: Results, metric: Metric, arm: str, where: Where = ANYWHERE) -> Differences | NoData:

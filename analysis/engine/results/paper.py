@@ -71,25 +71,21 @@ class Table:
             if column.baseline is not None:
                 one_of(f"{self.id}: baseline of {column.id}:", column.baseline, [c.id for c in self.columns])
         for row in self.rows:
-            count = len(row.values or row.text)
-            if count != len(self.columns):
-                raise ValueError(
-                    f"{self.id}, {row.id}: the row has {count} values, but the table has {len(self.columns)} columns"
-                )
+            if (count := len(row.values or row.text)) != len(self.columns):
+                raise ValueError(f"{self.id}, {row.id}: {count} values for a table of {len(self.columns)} columns")
 
     def value(self, row: str, column: str) -> float | None:
         """Return the number in the row and column with these ids; None if it is missing, or if the row has text."""
-        one_of(f"{self.id}: row", row, [r.id for r in self.rows])
-        one_of(f"{self.id}: column", column, [c.id for c in self.columns])
-        (values,) = (r.values for r in self.rows if r.id == row)
-        return values[[c.id for c in self.columns].index(column)] if values else None
+        place = self.columns.index(named(f"{self.id}: column", column, self.columns))
+        values = named(f"{self.id}: row", row, self.rows).values
+        return values[place] if values else None
 
     def change(self, row: str, column: str) -> float | None:
         """Return (value - base) / |base|, where base is the number of the same row in the column's baseline column.
 
         Return None if one of the two numbers is missing, or if the column has no baseline.
         """
-        (baseline,) = (c.baseline for c in self.columns if c.id == column)
+        baseline = named(f"{self.id}: column", column, self.columns).baseline
         value, base = self.value(row, column), self.value(row, baseline) if baseline else None
         return None if value is None or base is None else (value - base) / abs(base)
 
@@ -157,8 +153,7 @@ class Paper:
     recipe_cost: RecipeCost | None = None
 
     def __post_init__(self) -> None:
-        for items in (self.tables, self.figures):
-            distinct(self.study, [item.id for item in items])
+        distinct(self.study, [*(table.id for table in self.tables), *(figure.id for figure in self.figures)])
         tagged = [(t.id, t.source) for t in self.tables] + [(f.id, f.source) for f in self.figures]
         tagged += [(f"{t.id}, {r.id}", r.source or t.source) for t in self.tables for r in t.rows]
         for where, tag in [*tagged, *((name, number.source) for name, number in self.numbers.items())]:
@@ -174,14 +169,6 @@ class Paper:
         return named("figure", name, self.figures)
 
 
-class HasId(Protocol):
-    @property
-    def id(self) -> str: ...
-
-
-T = TypeVar("T", bound=HasId)
-
-
 @cache
 def paper(study: str) -> Paper:
     """Return the paper of a study; raise ValueError if its file is not valid."""
@@ -192,13 +179,19 @@ def paper(study: str) -> Paper:
         raise ValueError(f"{study}.yaml: {error}") from None
 
 
-def named(kind: str, name: str, items: Sequence[T]) -> T:
-    """Return the item whose id is `name`; if there is none, raise ValueError with the valid ids.
+class HasId(Protocol):
+    @property
+    def id(self) -> str: ...
 
-    kind: a noun for the items in the error message, such as "table".
-    """
-    one_of(kind, name, [item.id for item in items])
-    return next(item for item in items if item.id == name)
+
+T = TypeVar("T", bound=HasId)
+
+
+def named(kind: str, name: str, items: Sequence[T]) -> T:
+    """Return the item whose id is `name`; if there is none, raise ValueError with the kind and the valid ids."""
+    found = {item.id: item for item in items}
+    one_of(kind, name, found)
+    return found[name]
 
 
 def distinct(where: str, names: Sequence[str]) -> None:

@@ -20,36 +20,29 @@ PROBE, END = "probe-", {"checkpoint": "end"}  # the start of a probe's name, and
 
 
 def not_planned(results: Results) -> NotPlanned:
-    """Return NotPlanned with the reason "not run at this scale" and the name of the scale of these results."""
+    """Return NotPlanned with the scale of these results as the reason."""
     return NotPlanned(f"not run at this scale ({results.scale_name})")
 
 
 def sweep_places(results: Results, sweep: str, where: Where = ANYWHERE) -> Results | NotPlanned:
     """Return the results of those places of one sweep that have the axis values `where`, or that have no axes.
 
-    A place has no axes if its arm, for example a trunk, does not use the axes of the sweep. Return NotPlanned if there
-    is no such place.
+    A place has no axes if its arm, for example a trunk, does not use the axes of the sweep.
     """
     if sweep not in {planned.name for planned in results.plan.sweeps}:
         return not_planned(results)
     part = results.of_sweep(sweep)
     axes = set(where.items())
-    members = tuple(m for m in part.members if not m.cell.axes or axes <= set(m.cell.axes))
-    if not members:
+    if not (members := tuple(m for m in part.members if not m.cell.axes or axes <= set(m.cell.axes))):
         return not_planned(results)
     return results.remembered(f"places {sweep} {sorted(axes)}", lambda: part.of_places(members)) if axes else part
 
 
 def family_places(results: Results, table: ArmTable, sweep: str) -> Results:
-    """Return the results of all places of the sweeps that are in the same family as `sweep` (see `ArmTable`).
-
-    If the plan has none of these sweeps, the returned results have no places.
-    """
+    """Return the results of all places of the sweeps that are in the same family as `sweep` (see `ArmTable`)."""
     sweeps = table.family(sweep)
-    return results.remembered(
-        f"places of {', '.join(sweeps)}",
-        lambda: results.of_places(tuple(m for m in results.members if m.cell.sweep in sweeps)),
-    )
+    members = tuple(m for m in results.members if m.cell.sweep in sweeps)
+    return results.remembered(f"places of {', '.join(sweeps)}", lambda: results.of_places(members))
 
 
 def trial_ids(results: Results, arm: str, where: Where = ANYWHERE) -> dict[int, str]:
