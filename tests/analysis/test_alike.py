@@ -134,17 +134,6 @@ def test_kinds_that_differ_between_seeds_are_fine(planned: Planner) -> None:
     assert mixed(plan) == []
 
 
-def test_combinations_of_axes_are_compared_seed_by_seed_within_a_kind(planned: Planner) -> None:
-    plan = planned()
-    recompute(plan, "bf16", 0, kind="intel-amx2")
-    results = Results(plan)
-    numbers = dict(zip(results.trials["id"], results.trials["loss"], strict=True))
-    found = paired(results, numbers, "mor", "bf16", USUAL, baseline_where={}, relative=False)
-    assert isinstance(found, Differences)
-    assert len(found.values) == 1
-    assert "seed 0: mor, recipe.threshold 0.045 ran on" in found.notes[0]
-
-
 def row(key: str, *computed: tuple[str | None, ...]) -> dict[str, Any]:
     return {"id": key, "arm": "mor", "axes": (), "state": State.DONE, "seed": 0, "computed": computed}
 
