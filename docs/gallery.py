@@ -13,14 +13,15 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fewbits.analysis.engine.claims.findings import Finding, Outcome, Verdict
+from fewbits.analysis.engine.claims.findings import Finding, Outcome, Status, Verdict
 from fewbits.analysis.engine.claims.schema import load_claims
-from fewbits.analysis.report.index import restored
 from fewbits.analysis.views.claims import view
 from fewbits.common.atomic import write_atomically
+from fewbits.common.from_dict import from_dict
 from fewbits.experiments.environment import commit
 from fewbits.sweeps.planning.studies import STUDIES
 
@@ -76,10 +77,10 @@ def publish(folder: Path) -> None:
 def for_readers(page: bytes) -> bytes:
     """Return a report's page, changed for readers who do not have the report's folder.
 
-    FOOT replaces the sentence with links to files of the report's folder.
+    FOOT replaces the sentence about files of the report's folder; other links to them are removed.
     """
-    page = re.sub(rb"The notebook <a href=\"[^\"]*\.ipynb\">.*?folder\.", FOOT, page, flags=re.DOTALL)
-    return re.sub(rb"tables/(\w+\.csv)", rb"\1", page)
+    page = re.sub(rb"<footer><p>.*?</p>", b"<footer><p>" + FOOT + b"</p>", page, flags=re.DOTALL)
+    return re.sub(rb'<(small|span|li) class="files">.*?</\1>', b"", page, flags=re.DOTALL)
 
 
 def stored(report: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -92,6 +93,18 @@ def stored(report: Mapping[str, Any], name: str) -> dict[str, Any]:
     kept = {key: report[key] for key in ("study", "scale", "size", "overrides")}
     claims = {claim: _claim(restored(record)) for claim, record in report["claims"].items()}
     return {**kept, "commit": (commit() or "unknown")[:10], "claims": claims}
+
+
+def restored(record: Mapping[str, Any]) -> Verdict:
+    """Return the Verdict that a claim's record in a report's verdicts.json describes."""
+    verdict = from_dict(Verdict, record)
+    controls = (replace(control, findings=_restored(control.findings)) for control in verdict.controls)
+    findings = _restored(verdict.findings)
+    return replace(verdict, outcome=Outcome(verdict.outcome), findings=findings, controls=tuple(controls))
+
+
+def _restored(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    return tuple(replace(finding, status=Status(finding.status)) for finding in findings)
 
 
 def _claim(verdict: Verdict) -> dict[str, Any]:

@@ -96,8 +96,10 @@ def test_a_large_page_is_refused(script: Any, folder: Path, monkeypatch: pytest.
 
 
 def test_links_to_files_that_are_not_published_are_replaced(script: Any) -> None:
-    foot = b'<p>The notebook <a href="mor.ipynb">it</a> has <a href="tables/x.csv">all</a>, in this page\'s folder.</p>'
-    shown = script.for_readers(foot)
+    item = b'<h4>Table 2 <small class="files"><a href="tables/table-2.csv">CSV</a></small></h4>'
+    foot = b'<footer><p><span class="files">The notebook <a href="mor.ipynb">it</a>.</span></p></footer>'
+    shown = script.for_readers(item + foot)
+    assert shown.startswith(b"<h4>Table 2 </h4>")
     assert b"ipynb" not in shown
     assert b'href="results.parquet"' in shown
 

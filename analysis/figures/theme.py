@@ -1,9 +1,8 @@
 """The appearance of all figures: one width, two themes, seven styles of series, and SVG and PNG files.
 
-A figure is drawn on request, once for each theme: `themed` calls `FigureResult.draw` while the theme is active, so that
-the helpers in this folder and matplotlib's defaults use the theme's colours. pyplot is not used, and matplotlib's
-settings are restored after each call. Figures are WIDTH inches wide. Text has at least SMALL points, so it is readable
-on a phone that shows the figure 360 pixels wide.
+A figure is drawn on request and once, in the light theme; `in_both_themes` adds the colours of the dark theme to its
+SVG. pyplot is not used, and matplotlib's settings are restored after each call. Figures are WIDTH inches wide. Text has
+at least SMALL points, so it is readable on a phone that shows the figure 360 pixels wide.
 
 Series differ in colour, dashes and markers. The colours are those of Okabe and Ito, which colour-blind readers can
 tell apart, darker on white and lighter on black.
@@ -15,20 +14,20 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
 import yaml
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fewbits.analysis.report.items import FigureResult
-from fewbits.common.from_dict import from_dict, one_of
+from fewbits.common.from_dict import from_dict
 
 Array = NDArray[np.float64]
 
@@ -40,7 +39,6 @@ FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 
 
 @dataclass(frozen=True)
 class Theme:
-    name: str
     background: str
     text: str
     quiet: str  # the colour of spines, ticks and notes
@@ -53,16 +51,15 @@ class Theme:
 
 @dataclass(frozen=True)
 class Look:
-    """The contents of theme.yaml: the themes, and the settings of matplotlib that both themes share."""
+    """The contents of theme.yaml: the themes, and the settings of matplotlib."""
 
-    themes: tuple[Theme, ...]
+    light: Theme
+    dark: Theme
     settings: dict[Any, Any]
 
 
-_LOOK = from_dict(Look, yaml.safe_load(Path(__file__).with_name("theme.yaml").read_text("utf-8")))
-THEMES = {theme.name: theme for theme in _LOOK.themes}
+LOOK = from_dict(Look, yaml.safe_load(Path(__file__).with_name("theme.yaml").read_text("utf-8")))
 _COLOUR = re.compile(r"#[0-9a-f]{6}\b")
-_THEME: ContextVar[Theme] = ContextVar("theme", default=THEMES["light"])
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ class Style:
 
     @property
     def shade(self) -> str:
-        """The colour in the active theme, as #rrggbb."""
+        """The colour as #rrggbb."""
         return theme().series[self.colour] if isinstance(self.colour, int) else str(getattr(theme(), self.colour))
 
 
@@ -93,37 +90,41 @@ STYLES = (
 )
 
 
-# -------------------------------------------------------------------------------- themes and files
-
-
 def theme() -> Theme:
-    """Return the active theme."""
-    return _THEME.get()
+    """Return the theme in which figures are drawn: the light one."""
+    return LOOK.light
 
 
-def themed(picture: FigureResult, name: str) -> Figure:
-    """Draw a figure, with its final layout, in the theme with this name. The theme is active only during the call."""
-    one_of("theme", name, THEMES)
-    token = _THEME.set(THEMES[name])
-    try:
-        with _settings(THEMES[name]):
-            figure = picture.draw()
-            figure.draw_without_rendering()
-            figure.set_layout_engine("none")  # the layout takes most of the time and need not be computed again
-            return figure
-    finally:
-        _THEME.reset(token)
+def shades(of: Theme = LOOK.light) -> LinearSegmentedColormap:
+    """Return the colour map for shares from 0 to 1; its colour for 0 differs from the background."""
+    return LinearSegmentedColormap.from_list("shares", list(of.shades))
+
+
+def ink(fill: tuple[float, float, float, float]) -> str:
+    """Return the text's or the background's colour, whichever is readable on this fill (red, green, blue, alpha)."""
+    return theme().text if np.dot(fill[:3], (0.3, 0.59, 0.11)) > 0.5 else theme().background
+
+
+# -------------------------------------------------------------------------------- figures and files
+
+
+def draw_figure(picture: FigureResult) -> Figure:
+    """Draw a figure, with its final layout."""
+    with _settings():
+        figure = picture.draw()
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # the layout takes most of the time and need not be computed again
+        return figure
 
 
 def svg(figure: Figure) -> str:
     """Return the figure as one `<svg>` element with text instead of paths; equal figures give equal bytes."""
-    with _settings(THEMES["light"]), matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fewbits"}):
+    with _settings(), matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fewbits"}):
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace("'DejaVu Sans'", FONTS)
-    # Ids that the SVG refers to are numbered in their order: matplotlib's ids depend on colours, so they would differ
-    # between themes. All other ids are removed.
+    # Ids that the SVG refers to are numbered in their order; all other ids are removed.
     used = dict.fromkeys(re.findall(r'(?:url\(|href=")#([^)"]+)', text))
     names = {name: f"i{number}" for number, name in enumerate(used)}
     text = re.sub(r' id="([^"]+)"', lambda found: f' id="{names[found[1]]}"' if found[1] in names else "", text)
@@ -131,22 +132,28 @@ def svg(figure: Figure) -> str:
     return _compact(re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL))
 
 
-def in_both_themes(light: str, dark: str) -> str:
-    """Return one SVG that shows the colours of `light` or `dark`, as the reader's browser prefers.
-
-    light, dark: SVGs of the same figure, as `svg` returns them, in the two themes. The result is half as large as both
-    together. Return "" if `light` and `dark` differ in more than their colours.
-    """
-    if _COLOUR.sub("", light) != _COLOUR.sub("", dark):
-        return ""
-    pairs = list(zip(_COLOUR.findall(light), _COLOUR.findall(dark), strict=True))
-    names = {pair: f"--{number}" for number, pair in enumerate(dict.fromkeys(p for p in pairs if p[0] != p[1]))}
-    of_light, of_dark = (";".join(f"{name}:{pair[theme]}" for pair, name in names.items()) for theme in (0, 1))
+def in_both_themes(light: str) -> str:
+    """Return the SVG of a figure (`svg`) with the colours of the theme that the reader's browser prefers."""
+    dark = _dark_colours()
+    used = dict.fromkeys(colour for colour in _COLOUR.findall(light) if dark.get(colour, colour) != colour)
+    names = {colour: f"--{number}" for number, colour in enumerate(used)}
+    of_light = ";".join(f"{name}:{colour}" for colour, name in names.items())
+    of_dark = ";".join(f"{name}:{dark[colour]}" for colour, name in names.items())
     style = f"<style>svg{{{of_light}}}@media(prefers-color-scheme:dark){{svg{{{of_dark}}}}}</style>"
-    colours = iter(f"var({names[pair]})" if pair in names else pair[0] for pair in pairs)
-    text = _COLOUR.sub(lambda _: next(colours), light)
+    text = _COLOUR.sub(lambda found: f"var({names[found[0]]})" if found[0] in names else found[0], light)
     end = text.index(">") + 1  # the end of the opening tag
     return text[:end] + style + text[end:]
+
+
+@cache
+def _dark_colours() -> dict[str, str]:
+    """Return {colour of the light theme: colour of the dark theme}, also for all shades of heat maps."""
+    flat = ([*_flat(astuple(of)), *map(to_hex, shades(of)(range(256)))] for of in (LOOK.light, LOOK.dark))
+    return dict(zip(*flat, strict=True))
+
+
+def _flat(colours: tuple[Any, ...]) -> list[str]:
+    return [one for some in colours for one in ([some] if isinstance(some, str) else some)]
 
 
 def _compact(text: str) -> str:
@@ -179,33 +186,15 @@ def _compact(text: str) -> str:
 def png(figure: Figure, dots: int = 200) -> bytes:
     """Return the figure as a PNG. dots: pixels per inch."""
     buffer = io.BytesIO()
-    with _settings(THEMES["light"]):
+    with _settings():
         figure.savefig(buffer, format="png", dpi=dots, metadata={"Software": None})
     return buffer.getvalue()
 
 
 @contextmanager
-def _settings(of: Theme) -> Iterator[None]:
+def _settings() -> Iterator[None]:
     """Use matplotlib's defaults, theme.yaml's settings and the theme's colours within a `with` statement."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        colours: dict[Any, Any] = {"figure.facecolor": of.background, "grid.color": of.grid}
-        colours |= dict.fromkeys(
-            ("text.color", "axes.titlecolor", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), of.text
-        )
-        colours |= dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), of.quiet)
-        matplotlib.rcParams.update(_LOOK.settings | colours)
+        matplotlib.rcParams.update(LOOK.settings)
         yield
-
-
-# -------------------------------------------------------------------------------- shades
-
-
-def shades() -> LinearSegmentedColormap:
-    """Return the colour map for shares from 0 to 1; its colour for 0 differs from the background."""
-    return LinearSegmentedColormap.from_list("shares", list(theme().shades))
-
-
-def ink(fill: tuple[float, float, float, float]) -> str:
-    """Return black or white, whichever is readable on this fill (red, green, blue, alpha from 0 to 1)."""
-    return "#1b1f24" if np.dot(fill[:3], (0.3, 0.59, 0.11)) > 0.5 else "#ffffff"

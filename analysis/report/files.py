@@ -5,6 +5,7 @@
 A report is made from `results.parquet`, so `fewbits report --from` makes the same files where the store is gone. The
 folder is written under a temporary name and then replaces the previous folder, so a report is never incomplete. A
 report is not written again if neither the results nor the code have changed: made-of.json has the digests.
+`REPORTS/index.html` lists all reports with their counts of verdicts, which are read from each verdicts.json.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryFile
-
-from markupsafe import Markup
+from typing import Any
 
 from fewbits.analysis.engine.results.archive import NAME, Archive, archived, read_archive
 from fewbits.analysis.engine.results.paper import STUDIES as STUDY_FOLDERS
-from fewbits.analysis.report.page import execute, page, stored
-from fewbits.analysis.report.study_report import StudyReport, archived_report, read_study
+from fewbits.analysis.report.page import document, execute, page, stored
+from fewbits.analysis.report.study_report import archived_report, read_study
+from fewbits.analysis.views.claims import tallies
+from fewbits.analysis.views.html import render
 from fewbits.analysis.views.provenance import SOURCES, sources
-from fewbits.common.atomic import folder_atomically, remove_folder
+from fewbits.common.atomic import folder_atomically, remove_folder, write_atomically
 from fewbits.sweeps.planning.studies import STUDIES
 
 INDEX, MADE_OF = "index.html", "made-of.json"
@@ -57,28 +59,21 @@ def rewrite_report(archive: Path, reports: Path) -> Written:
 
 def _written(archive: bytes, reports: Path) -> Written:
     report = archived_report(Archive(archive))
-    folder, digest = reports / report.name, _inputs_digest(archive)
+    folder, study = reports / report.name, report.study
+    parts = [_digest(archive), sources(SOURCES), platform.python_version(), *map(version, PACKAGES)]
+
+    def make() -> dict[str, str | bytes]:
+        executed = execute(STUDY_FOLDERS / study / "notebook.py", archive, folder.absolute())
+        title = f"{STUDIES[study].title}: scale {report.scale}"
+        foot = render("foot", study=study, archive=NAME)
+        own = {INDEX: page(executed, title, foot), f"{study}.ipynb": stored(executed.notebook), NAME: archive}
+        return {**own, **executed.files}
+
+    digest = _digest(json.dumps(parts).encode())
     if not unchanged(folder, digest):
-        replace_folder(folder, lambda: _files(report, archive), digest)
+        replace_folder(folder, make, digest)
     verdicts = json.loads((folder / "verdicts.json").read_text("utf-8"))
     return Written(folder / INDEX, verdicts["counts"], tuple(verdicts["flags"]))
-
-
-def _files(report: StudyReport, archive: bytes) -> dict[str, str | bytes]:
-    study = report.study
-    executed = execute(STUDY_FOLDERS / study / "notebook.py", archive)
-    title = f"{STUDIES[study].title}: scale {report.scale}"
-    foot = Markup(
-        'The notebook <a href="{0}.ipynb">{0}.ipynb</a> has the code behind every number, and '
-        '<a href="{1}">{1}</a> the results. <a href="tables/claims.csv">All comparisons</a> and '
-        '<a href="tables/trials.csv">all trials</a>, the tables (CSV) and the figures are files in this page\'s folder.'
-    ).format(study, NAME)
-    return {
-        INDEX: page(executed, title, foot),
-        f"{study}.ipynb": stored(executed.notebook),
-        NAME: archive,
-        **executed.files,
-    }
 
 
 def check_place(reports: Path) -> None:
@@ -92,11 +87,10 @@ def check_place(reports: Path) -> None:
 
 
 def replace_folder(folder: Path, make: Callable[[], Mapping[str, str | bytes]], inputs_digest: str) -> None:
-    """Replace a report's folder by a new one with the files that `make` returns.
+    """Replace a report's folder by a new one with the files that `make` returns, as contents by path in the folder.
 
-    make: returns the contents of the files by their paths in the folder. `make` can take minutes, so the folder is
-    checked first. Raise ValueError if the folder has files but no index.html, or if it cannot be written.
-    inputs_digest: the digest of the report's inputs, which is stored in made-of.json.
+    `make` can take minutes, so the folder is checked first. Raise ValueError if the folder has files but no index.html,
+    or if it cannot be written. inputs_digest: the digest of the report's inputs, which is stored in made-of.json.
     """
     if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():
         raise ValueError(
@@ -116,14 +110,6 @@ def replace_folder(folder: Path, make: Callable[[], Mapping[str, str | bytes]], 
             remove_folder(folder)
 
 
-# -------------------------------------------------------------------------------- whether a report is up to date
-
-
-def _inputs_digest(archive: bytes) -> str:
-    parts = [_digest(archive), sources(SOURCES), platform.python_version(), *map(version, PACKAGES)]
-    return _digest(json.dumps(parts).encode())
-
-
 def unchanged(folder: Path, inputs_digest: str) -> bool:
     """Tell whether the folder has a report whose inputs had this digest, with no file changed since it was written."""
     try:
@@ -137,3 +123,32 @@ def unchanged(folder: Path, inputs_digest: str) -> bool:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+# -------------------------------------------------------------------------------- the index of all reports
+
+
+def write_index(reports: Path) -> Path:
+    """Write `index.html` for all reports in a folder, and return its path; raise ValueError if there is no report."""
+    pages = sorted(reports.glob(f"*/{INDEX}"))
+    found = [row for path in pages if (row := _row(path.with_name("verdicts.json")))]
+    if not found:
+        raise ValueError(f"no report in {reports}; to write one: fewbits report study=NAME scale=NAME")
+    studies = [(of, rows) for of in STUDIES.values() if (rows := [row for row in found if row["study"] == of.name])]
+    title = "Pre-training in few bits: what was reproduced"
+    body, index = render("index", title=title, studies=studies, page=INDEX), reports / INDEX
+    write_atomically(index, document(title, body, [study.title for study, _ in studies], "").encode())
+    return index
+
+
+def _row(file: Path) -> dict[str, Any] | None:
+    """Return what the index shows of a report, from its verdicts.json; None if it is the file of something else."""
+    try:
+        record = json.loads(file.read_text("utf-8"))
+        if "claims" not in record:
+            return None
+        row = {name: record[name] for name in ("study", "scale", "size")}
+        warnings = sum(len(record[name]) for name in ("notices", "flags", "mixed"))
+        return {**row, "folder": file.parent.name, "warnings": warnings, "counts": tallies(record["counts"])}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{file} cannot be read ({error}); write this report again, or remove its folder") from None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
@@ -37,10 +37,10 @@ class Executed:
     files: dict[str, bytes]  # the report's files that outputs have brought, by path
 
 
-def execute(source: Path, archive: bytes) -> Executed:
+def execute(source: Path, archive: bytes, report: Path) -> Executed:
     """Execute a notebook in percent format in a kernel, in a folder that contains the archive.
 
-    Raise ValueError if a cell fails.
+    report: the folder in which the page will lie. Raise ValueError if a cell fails.
     """
     import jupytext
     from nbclient import NotebookClient
@@ -60,7 +60,7 @@ def execute(source: Path, archive: bytes) -> Executed:
             resources={"metadata": {"path": folder}},
         )
         try:
-            client.execute(env={**os.environ, ASKED: "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"})
+            client.execute(env={**os.environ, ASKED: str(report), "PYDEVD_DISABLE_FILE_VALIDATION": "1"})
         except CellExecutionError as error:
             raise ValueError(f"{source}: {error.ename}: {error.evalue}") from None
     html: dict[str, Markup] = {}
@@ -73,15 +73,15 @@ def execute(source: Path, archive: bytes) -> Executed:
     return Executed(notebook, html, files)
 
 
-def page(executed: Executed, title: str, foot: str) -> str:
+def page(executed: Executed, title: str, foot: Markup) -> str:
     """Return the HTML page of an executed notebook. foot: the text at the end of the page."""
     contents: list[str] = []
     body = Markup().join(_parts(executed, contents))
     return document(title, body, contents, foot)
 
 
-def document(title: str, body: Markup, contents: list[str], foot: str) -> str:
-    """Return an HTML page. contents: the headings that the table of contents lists; foot: the text at the end."""
+def document(title: str, body: Markup, contents: list[str], foot: Markup | str) -> str:
+    """Return an HTML page. contents: the headings that the table of contents lists."""
     return str(render("page", title=title, style=style(), body=body, contents=contents, foot=foot)) + "\n"
 
 
@@ -104,13 +104,11 @@ def _parts(executed: Executed, contents: list[str]) -> Iterator[Markup]:
 
 
 def stored(notebook: NotebookNode) -> str:
-    """Return an executed notebook as the content of an .ipynb file."""
+    """Return an executed notebook as the content of an .ipynb file, without what cells have written to stderr."""
     import nbformat
 
     for cell in notebook.cells:
-        outputs: list[Any] = cell.get("outputs", [])
-        cell_outputs = [one for one in outputs if one.output_type != "stream" or one.name != "stderr"]
-        if outputs:
-            cell.outputs = cell_outputs
+        if outputs := cell.get("outputs"):
+            cell.outputs = [one for one in outputs if one.output_type != "stream" or one.name != "stderr"]
     nbformat.validate(notebook)
     return str(nbformat.writes(notebook)) + "\n"

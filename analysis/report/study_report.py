@@ -20,20 +20,19 @@ import pandas as pd
 from markupsafe import Markup
 
 from fewbits.analysis.engine.claims.findings import Verdict
-from fewbits.analysis.engine.claims.judging import judge_study
-from fewbits.analysis.engine.claims.schema import StudyClaims, claim_ids, load_claims, studies_with_claims
+from fewbits.analysis.engine.claims.judging import judge_study, scale_words
+from fewbits.analysis.engine.claims.schema import claim_ids, studies_with_claims
 from fewbits.analysis.engine.claims.verdicts import FAMILIES
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import Paper, paper
-from fewbits.analysis.report.declared import declared
 from fewbits.analysis.report.items import FigureResult, Picture, Table, TableResult, why_missing
-from fewbits.analysis.report.registry import Entry, StudyRegistry, study_registry
-from fewbits.analysis.report.top import limits, top_figure, top_rows, top_screen
+from fewbits.analysis.report.registry import Entry, StudyRegistry, declared, study_registry
+from fewbits.analysis.report.top import top_rows, top_screen
 from fewbits.analysis.views import claims
-from fewbits.analysis.views.html import render
+from fewbits.analysis.views.html import link, render
 from fewbits.analysis.views.numbers import anchor
 from fewbits.analysis.views.provenance import Provenance
-from fewbits.analysis.views.shown_frame import Items, ShownFrame, finding_row, shown_frame
+from fewbits.analysis.views.shown import Items, ShownFigure, ShownFrame, finding_row, shown_figure, shown_frame
 from fewbits.analysis.views.tables import table_html
 from fewbits.common.from_dict import one_of
 from fewbits.sweeps.planning.plan import Plan
@@ -42,7 +41,6 @@ from fewbits.sweeps.planning.studies import STUDIES
 
 if TYPE_CHECKING:
     from fewbits.analysis.engine.results.archive import Archive
-    from fewbits.analysis.views.shown_figure import ShownFigure
 
 NOTES = 1  # of an item that a page shows
 NOT_MADE = "fewbits does not make this item yet"
@@ -97,12 +95,8 @@ class StudyReport:
         return study_registry(self.study)
 
     @cached_property
-    def study_claims(self) -> StudyClaims:
-        return load_claims(self.study) if self.study in studies_with_claims() else StudyClaims(self.study, ())
-
-    @cached_property
     def verdicts(self) -> dict[str, Verdict]:
-        return judge_study(self.study, self.results) if self.study_claims.claims else {}
+        return judge_study(self.study, self.results) if self.study in studies_with_claims() else {}
 
     @cached_property
     def origin(self) -> Provenance:
@@ -111,9 +105,7 @@ class StudyReport:
     @property
     def size(self) -> str:
         """The models' sizes, the training with the recipe, and the number of seeds, as text."""
-        return limits(self.results)
-
-    # -------------------------------------------------------------------------------- the first screen
+        return scale_words(self.results, self.results.plan.trials, None)
 
     def top(self) -> ShownFrame:
         """Return the table of the first screen: the effects that answer the study's questions.
@@ -122,18 +114,11 @@ class StudyReport:
         """
         of = declared(self.study).top
         rows = top_rows(self.results, self.study, of, self.verdicts) if of else []
-        picture = None
-        if any(row.finding and row.finding.effect is not None and row.finding.relative for row in rows):
-            from fewbits.analysis.views.shown_figure import draw
-
-            picture = draw(FigureResult(lambda: top_figure(rows)))
-        html = top_screen(STUDIES[self.study], self.scale, self.size, of, rows, self.verdicts, picture)
+        html = top_screen(STUDIES[self.study], self.scale, self.size, of, rows, self.verdicts)
         files = {"verdicts.json": claims.to_json(self.record())}
         if rows:
             files["tables/top.csv"] = pd.DataFrame([row.record() for row in rows]).to_csv(index=False)
         return shown_frame([row.record() for row in rows], "the first screen", html + self.origin.flags(), files)
-
-    # -------------------------------------------------------------------------------- items
 
     def show(self, *names: str) -> Items:
         """Return the tables, figures and claims with these ids, which a notebook shows one below the other."""
@@ -152,21 +137,14 @@ class StudyReport:
         one_of(f"table of {self.study}", name, self.registry.table_ids)
         self.shown.add(name)
         entry = next((entry for entry in self.registry.tables if entry.id == name), None)
-        if entry is None:
-            return shown_frame((), name, self._absent(name))
-        result = entry.make(self.results)
-        if not isinstance(result, TableResult):
-            return shown_frame((), name, self._made(entry, result))
+        result = entry.make(self.results) if entry else None
+        if not entry or not isinstance(result, TableResult):
+            return shown_frame((), name, self._framed(name, entry, result))
         printed = self.paper.table(name) if entry.of_paper else None
         source = self.paper.sources[printed.source] if printed and printed.source != "printed" else ""
-        frame = result.frame()
-        files = {f"tables/{anchor(name)}.csv": frame.to_csv(index=False)}
-        return shown_frame(
-            frame,
-            name,
-            self._made(entry, result, source=source, body=table_html(result, self._new(result.notes))),
-            files,
-        )
+        body, frame, file = table_html(result, self._new(result.notes)), result.frame(), f"tables/{anchor(name)}.csv"
+        html = self._framed(name, entry, result, source=source, body=body, file=link(file, "CSV"))
+        return shown_frame(frame, name, html, {file: frame.to_csv(index=False)})
 
     def figure(self, name: str) -> ShownFigure:
         """Return the figure with the id `name` as a matplotlib Figure in the light theme.
@@ -174,22 +152,18 @@ class StudyReport:
         If there are no data, the figure shows the reason, which its attribute `missing` also has. Raise ValueError for
         an unknown id.
         """
-        from fewbits.analysis.views.shown_figure import Drawing, shown_figure  # matplotlib is slow to import
-
         one_of(f"figure of {self.study}", name, self.registry.figure_ids)
         self.shown.add(name)
         entry = next((entry for entry in self.registry.figures if entry.id == name), None)
-        if entry is None:
-            return shown_figure(None, name, lambda _: self._absent(name), NOT_MADE)
-        result = entry.make(self.results)
-        if not isinstance(result, FigureResult):
-            html = self._made(entry, result)
-            return shown_figure(None, name, lambda _: html, why_missing(result))
+        result = entry.make(self.results) if entry else None
+        if not entry or not isinstance(result, FigureResult):
+            html = self._framed(name, entry, result)
+            return shown_figure(None, name, lambda _: html, NOT_MADE if result is None else why_missing(result))
         caption = self.paper.figure(name).caption if entry.of_paper else ""
         notes = self._new(result.notes)
 
-        def card(drawing: Drawing | None) -> Markup:
-            return self._made(entry, result, caption=caption, picture=drawing, notes=notes)
+        def card(image: str) -> Markup:
+            return self._framed(name, entry, result, caption=caption, image=image, notes=notes)
 
         return shown_figure(result, name, card)
 
@@ -218,12 +192,10 @@ class StudyReport:
         names = [entry.id for entry in entries if not entry.of_paper and entry.id not in self.shown]
         items = [self._item(name) for name in names]
         shown = [one for one in items if not one.empty_item]
-        files = {name: text for one in shown if isinstance(one, ShownFrame) for name, text in one._files.items()}
+        files = {name: text for one in shown if isinstance(one, ShownFrame) for name, text in one.report_files.items()}
         missing = ", ".join(one.report_name for one in items if one.empty_item)
-        notes = [f"Not run at this scale: {missing}."] if missing else []
-        if files:
-            notes.append(f"Tables of these runs as files: {', '.join(files)}.")
-        last = shown_frame((), "files of tables", render("list", items=notes), files)
+        html = render("rest", missing=missing, links=Markup(", ").join(map(link, files)))
+        last = shown_frame((), "files of tables", html, files)
         return Items([*(one for one in shown if not isinstance(one, ShownFrame)), last])
 
     def _new(self, notes: tuple[str, ...]) -> tuple[str, ...]:
@@ -232,18 +204,12 @@ class StudyReport:
         self._noted |= set(notes)
         return new
 
-    def _made(self, entry: Entry[Any], result: Table | Picture, **values: object) -> Markup:
-        missing = "" if isinstance(result, TableResult | FigureResult) else why_missing(result)
-        return self._framed(entry.id, title=entry.title, ours=not entry.of_paper, missing=missing, **values)
-
-    def _absent(self, name: str) -> Markup:
-        return self._framed(name, missing=f"{name}: {NOT_MADE}.")
-
-    def _framed(self, name: str, **values: object) -> Markup:
-        empty = {"title": "", "ours": False, "caption": "", "source": "", "body": "", "picture": None, "notes": ()}
-        return render("item", name=name, **(empty | values))
-
-    # -------------------------------------------------------------------------------- the appendix
+    def _framed(self, name: str, entry: Entry[Any] | None, result: Table | Picture | None, **values: object) -> Markup:
+        """Return an item as HTML. values: those of the template that the item has."""
+        missing = "" if isinstance(result, TableResult | FigureResult) else why_missing(result) if result else NOT_MADE
+        empty = {"caption": "", "source": "", "body": "", "file": "", "image": "", "notes": ()}
+        title, ours = (entry.title, not entry.of_paper) if entry else ("", False)
+        return render("item", name=name, title=title, ours=ours, missing=missing, **(empty | values))
 
     def appendix(self) -> ShownFrame:
         """Return a table (name, value) of the code, data and machines behind the numbers.
@@ -254,8 +220,6 @@ class StudyReport:
         trials = self.results.trials.drop(columns=["computed", "axes"], errors="ignore").to_csv(index=False)
         html = render("rules", families=FAMILIES) + self.origin.table()
         return shown_frame(rows, "provenance", html, {"tables/trials.csv": trials})
-
-    # -------------------------------------------------------------------------------- for programs
 
     def unshown(self) -> Iterator[str]:
         """Yield the ids of the registered tables and figures and of the claims that the notebook has not shown."""

@@ -1,33 +1,34 @@
 """Make the first screen of a report, which answers the study's question: a headline, a figure, a table of effects.
 
 `studies/STUDY/tables.yaml` declares it under the key `top`. The sentences of the headline are templates: `{NAME}`
-stands for the effect of the row NAME in words, which depend on the results alone.
+stands for the effect of the row NAME in words, which depend on the results alone. At scale smoke, which decides
+nothing, the headline says so instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from fewbits.analysis.engine.claims.findings import Finding, Outcome, Verdict
-from fewbits.analysis.engine.claims.judging import find, scale_words
-from fewbits.analysis.engine.claims.schema import ControlClaim, Kind, Part
+from fewbits.analysis.engine.claims.judging import find
+from fewbits.analysis.engine.claims.schema import ControlClaim, Part
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.statistics import Interval
-from fewbits.analysis.views.claims import badge, tally, tokens
-from fewbits.analysis.views.html import render
-from fewbits.analysis.views.numbers import bounds, effect, size
+from fewbits.analysis.figures.effects import Estimate, draw_effects
+from fewbits.analysis.figures.theme import draw_figure, in_both_themes, svg
+from fewbits.analysis.report.items import FigureResult
+from fewbits.analysis.views.claims import badge, counts, tallies, view
+from fewbits.analysis.views.html import published, render
+from fewbits.analysis.views.numbers import effect, size
+from fewbits.analysis.views.shown import data_uri
 from fewbits.common.wording import enumeration
 from fewbits.sweeps.planning.studies import Study
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from fewbits.analysis.views.shown_figure import Drawing
-
+SMOKE = "smoke"
 # Words for an effect if its interval is below zero, contains zero, or is above it, and for one seed; {} is the effect.
 WORDS = {
     "cost": (
@@ -42,7 +43,15 @@ WORDS = {
         "is {} higher",
         "differs by {} in one seed (no error bar)",
     ),
-    "label": (),  # the label of the claim
+    "label": (),  # words for the verdict of the claim
+}
+OF_CLAIM = {
+    Outcome.REPRODUCED: "is reproduced",
+    Outcome.MIXED: "is reproduced in part",
+    Outcome.NOT_REPRODUCED: "is not reproduced",
+    Outcome.CANNOT_TELL: "is left open by these runs",
+    Outcome.NOT_TESTABLE: "cannot be tested with these runs",
+    Outcome.NOT_RUN: "was not run",
 }
 FAR = 4.0  # the axis does not extend to effects greater than FAR times the median of the rows
 NOT_KNOWN = "has no result"
@@ -96,44 +105,47 @@ class Row:
         """The effect in words, for the headline."""
         one = self.finding
         if self.of.words == "label":
-            return str(self.verdict.outcome) if self.verdict else NOT_KNOWN
+            return OF_CLAIM[self.verdict.outcome] if self.verdict else NOT_KNOWN
         if one is None or one.effect is None:
             return NOT_KNOWN
         lower, same, higher, single = WORDS[self.of.words]
         if one.interval is None:
-            return single.format(shown_effect(one))
+            return single.format(view(one).effect)
         if one.interval.low <= 0 <= one.interval.high:
             most = max(one.interval.high, -one.interval.low if self.of.words == "loss" else 0.0)
             return same.format(size(most, one.relative))
-        return (higher if one.interval.low > 0 else lower).format(shown_effect(one, sign=False))
+        half = (one.interval.high - one.interval.low) / 2
+        return (higher if one.interval.low > 0 else lower).format(
+            effect(abs(one.effect), half, one.relative, sign=False)
+        )
 
     def record(self) -> dict[str, Any]:
         """Return the row as numbers, for a DataFrame."""
-        one = self.finding or Finding("", status=None, reason="")  # type: ignore[arg-type]
-        low, high = (one.interval.low, one.interval.high) if one.interval else (None, None)
+        one = self.finding
+        low, high = (one.interval.low, one.interval.high) if one and one.interval else (None, None)
         return {
             "row": self.of.title,
-            "effect": one.effect,
+            "effect": one and one.effect,
             "low": low,
             "high": high,
-            "relative": one.relative,
-            "seeds": one.n,
-            "extra_tokens": one.extra_tokens,
-            "paper": one.printed,
+            "relative": bool(one and one.relative),
+            "seeds": one.n if one else 0,
+            "extra_tokens": one and one.extra_tokens,
+            "paper": one and one.printed,
             "claim": self.of.claim,
             "verdict": str(self.verdict.outcome) if self.verdict else "",
         }
 
     def cells(self) -> dict[str, Any]:
         """Return the row as texts, for the page."""
-        one = self.finding
-        measured = one is not None and one.effect is not None and self.of.words != "label"
+        measured = self.finding if self.of.words != "label" else None
+        shown = view(measured) if measured and measured.effect is not None else None
         return {
             "title": self.of.title,
-            "effect": shown_effect(one) if measured and one else "",
-            "bounds": _bounds(one) if measured and one else "",
-            "tokens": tokens(one) if measured and one else "",
-            "paper": "" if one is None or one.printed is None or not measured else _number(one, one.printed),
+            "effect": shown.effect if shown else "",
+            "bounds": (shown.bounds or "one seed" * (measured.n == 1)) if shown and measured else "",
+            "tokens": shown.tokens if shown else "",
+            "paper": shown.paper if shown else "",
             "claim": self.of.claim,
             "badge": badge(self.verdict.outcome) if self.verdict else "",
         }
@@ -177,76 +189,47 @@ def _ranked(of: Ranking, rows: Sequence[Row]) -> str:
     above.sort(key=lambda pair: -(pair[1].effect or 0.0))
     if not above:
         return of.none
-    others = enumeration(f"{title} ({shown_effect(one)})" for title, one in above[1:])
+    others = enumeration(f"{title} ({view(one).effect})" for title, one in above[1:])
     rest = f"then {others}" if others else "no other part makes a difference that these runs can see"
-    return of.some.format(first=above[0][0], effect=shown_effect(above[0][1]), rest=rest)
+    return of.some.format(first=above[0][0], effect=view(above[0][1]).effect, rest=rest)
 
 
-def shown_effect(one: Finding, *, sign: bool = True) -> str:
-    """Return the effect of a finding as text; without a sign, its size."""
-    assert one.effect is not None
-    half = (one.interval.high - one.interval.low) / 2 if one.interval else None
-    return effect(one.effect if sign else abs(one.effect), half, one.relative, sign=sign and one.test != "within")
-
-
-def _bounds(one: Finding) -> str:
-    if one.interval is None:
-        return "one seed" if one.n == 1 else ""
-    return bounds(one.interval.low, one.interval.high, one.relative, sign=one.test != "within")
-
-
-def _number(one: Finding, value: float) -> str:
-    return f"{'+' if value > 0 and one.test != 'within' else ''}{size(value, one.relative)}"
-
-
-def limits(results: Results) -> str:
-    """Return the size of the longest runs in words: parameters, steps in the recipe, tokens and seeds."""
-    return scale_words(results, results.plan.trials, None)
-
-
-def top_figure(rows: Sequence[Row]) -> Figure:
-    """Draw the relative effects of the rows with their intervals, and the paper's numbers as hollow marks."""
-    from fewbits.analysis.figures.effects import Estimate, draw_effects
-
-    shown = []
-    for row in rows:
-        one = row.finding
-        if one is not None and one.effect is not None and one.relative:
-            shown.append(Estimate(row.of.title, one.effect, one.interval, one.printed, shown_effect(one)))
-    most = [
-        max(abs(value) for value in (*_ends(one.interval), one.mean, one.paper) if value is not None) for one in shown
+def top_figure(rows: Sequence[Row]) -> Figure | None:
+    """Draw the relative effects with their intervals, and the paper's numbers as hollow marks; None without any."""
+    findings = [(row.of.title, row.finding) for row in rows if row.finding and row.finding.relative]
+    shown = [
+        Estimate(title, one.effect, one.interval, one.printed, view(one).effect)
+        for title, one in findings
+        if one.effect is not None
     ]
+    if not shown:
+        return None
+    ends = [(one.mean, one.paper, *((one.interval.low, one.interval.high) if one.interval else ())) for one in shown]
+    most = [max(abs(value) for value in some if value is not None) for some in ends]
     usual = FAR * sorted(most)[len(most) // 2]
-    reach = 1.1 * max([value for value in most if value <= usual], default=0.0)
-    return draw_effects(shown, [], None, "change of validation loss, %", reach or 1e-3)
-
-
-def _ends(interval: Interval | None) -> tuple[float, ...]:
-    return () if interval is None else (interval.low, interval.high)
+    reach = 1.1 * max([value for value in most if value <= usual], default=0.0) or 1e-3
+    label = "change of validation loss, %"
+    return draw_figure(FigureResult(lambda: draw_effects(shown, [], None, label, reach)))
 
 
 def top_screen(
-    study: Study,
-    scale: str,
-    size: str,
-    of: Top | None,
-    rows: Sequence[Row],
-    verdicts: Mapping[str, Verdict],
-    picture: Drawing | None,
+    study: Study, scale: str, size: str, of: Top | None, rows: Sequence[Row], verdicts: Mapping[str, Verdict]
 ) -> Markup:
     """Return the first screen as HTML."""
-    groups = [(kind, [one for one in verdicts.values() if one.kind is kind]) for kind in Kind]
+    figure = top_figure(rows)
     return render(
         "top",
         study=study,
         scale=scale,
+        smoke=scale == SMOKE,
+        published=published(study.name),
         limits=size,
         question=of.question if of else "",
         headline=headline(of, rows) if of else [],
         rows=[row.cells() for row in rows],
         paper=any(row.finding and row.finding.printed is not None for row in rows),
         tokens=any(row.finding and row.finding.extra_tokens is not None for row in rows),
-        counts=[(str(kind), tally(members)) for kind, members in groups if members],
-        picture=picture,
+        counts=tallies(counts(verdicts)),
+        image=data_uri(in_both_themes(svg(figure))) if figure else "",
         alt="; ".join(f"{row.of.title} {row.words}" for row in rows),
     )

@@ -39,7 +39,7 @@ from fewbits.sweeps.planning.studies import STUDIES, load_sweeps
 
 if TYPE_CHECKING:
     from fewbits.analysis.report.study_report import StudyReport
-    from fewbits.analysis.views.shown_frame import ShownFrame
+    from fewbits.analysis.views.shown import ShownFrame
 
 PathLike = str | os.PathLike[str]
 STORE = "runs"  # the default name of a store's folder
@@ -104,7 +104,7 @@ class Runs:
         from fewbits.analysis.engine.claims.judging import judge_claims
         from fewbits.analysis.engine.claims.schema import claims_from
         from fewbits.analysis.views.claims import card
-        from fewbits.analysis.views.shown_frame import finding_row, shown_frame
+        from fewbits.analysis.views.shown import finding_row, shown_frame
 
         results = self._of_sweep
         verdicts = judge_claims(claims_from(Path(claims).expanduser(), results.plan.sweeps[0].study), results)

@@ -66,11 +66,14 @@ def counts(verdicts: Mapping[str, Verdict]) -> str:
     return "; ".join(found)
 
 
-def tally(verdicts: Iterable[Verdict]) -> Markup:
-    """Return the number of verdicts of each outcome that occurs, as HTML."""
-    numbers = Counter(verdict.outcome for verdict in verdicts)
-    items = (Markup("<li><b>{}</b> {}</li>").format(numbers[one], badge(one)) for one in Outcome if numbers[one])
-    return Markup('<ul class="tally">{}</ul>').format(Markup().join(items))
+def tallies(counted: str) -> list[tuple[str, Markup]]:
+    """Return (kind of claim, its numbers of verdicts as HTML) for each kind in a text that `counts` has returned."""
+    found = []
+    for kind, numbers in (one.split(": ") for one in counted.split("; ") if one):
+        pairs = (one.split(" ", 1) for one in numbers.split(", "))
+        items = Markup().join(Markup("<li><b>{}</b> {}</li>").format(n, badge(Outcome(name))) for n, name in pairs)
+        found.append((kind[0].upper() + kind[1:], Markup('<ul class="tally">{}</ul>').format(items)))
+    return found
 
 
 def cards(verdicts: Iterable[Verdict]) -> Markup:

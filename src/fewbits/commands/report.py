@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     if options.index:
         if options.overrides or options.sweep or options.archive:
             parser.error("--index reads the reports in the folder --out; it cannot be combined with any other option")
-        from fewbits.analysis.report.index import write_index
+        from fewbits.analysis.report.files import write_index
 
         print(write_index(Path(options.out).expanduser()))
         return 0

@@ -10,7 +10,7 @@ from fewbits.analysis.engine.results.arms import AGAIN
 from fewbits.analysis.engine.results.data import NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import METRICS, Files, Results
 from fewbits.analysis.engine.results.places import sweep_places, trial_ids
-from fewbits.analysis.figures.theme import svg, themed
+from fewbits.analysis.figures.theme import draw_figure, svg
 from fewbits.analysis.figures.training import ArmCurves, show_rows
 from fewbits.analysis.report.items import FigureResult, Setting, TableResult, Value
 from fewbits.analysis.report.registry import study_registry
@@ -37,7 +37,7 @@ def test_every_figure_is_drawn(made: Results, name: str) -> None:
     picture = FIGURES[name](made)
     assert isinstance(picture, FigureResult), picture
     assert bool(picture.trials) is (name not in {*OF_KERNELS, "Figure 6"})
-    assert "<svg" in svg(themed(picture, "light"))
+    assert "<svg" in svg(draw_figure(picture))
 
 
 def test_maxima_over_micro_batches_have_no_noise_of_another_micro_batch_beside_them(made: Results) -> None:

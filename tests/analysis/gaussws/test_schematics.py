@@ -3,7 +3,7 @@
 import pytest
 
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.figures.theme import THEMES, svg, themed
+from fewbits.analysis.figures.theme import draw_figure, svg
 from fewbits.analysis.report.items import FigureResult
 from fewbits.analysis.studies.gaussws import schematics
 from fewbits.sweeps.planning.plan import Plan
@@ -18,12 +18,11 @@ def test_a_cast_to_int4_swallows_uniform_noise_and_leaves_most_of_rounded_normal
 
 
 @pytest.mark.parametrize("make", [schematics.figure_2, schematics.figure_d1])
-def test_they_are_drawn_in_both_themes(make: object) -> None:
+def test_they_are_drawn(make: object) -> None:
     picture = make(NOBODY)  # type: ignore[operator]
     assert isinstance(picture, FigureResult)
     assert not picture.trials
-    for theme in THEMES:
-        assert svg(themed(picture, theme)).count("<text") > 64
+    assert svg(draw_figure(picture)).count("<text") > 64
 
 
 def test_only_vectors_part_forward_from_backward() -> None:

@@ -13,10 +13,9 @@ from fewbits.analysis.engine.results.places import sweep_places
 from fewbits.analysis.figures.effects import effects_of
 from fewbits.analysis.figures.series import change
 from fewbits.analysis.figures.series import curves as recorded
-from fewbits.analysis.figures.theme import THEMES, WIDTH, theme, themed
-from fewbits.analysis.report.declared import declared
+from fewbits.analysis.figures.theme import WIDTH, draw_figure, theme
 from fewbits.analysis.report.items import FigureResult, MakeFigure
-from fewbits.analysis.report.registry import Entry, study_registry
+from fewbits.analysis.report.registry import Entry, declared, study_registry
 from fewbits.analysis.studies.mor import schematics
 from fewbits.analysis.studies.mor.tensors import ONE, TITLES, TWO
 from fewbits.analysis.tables.comparing import compare
@@ -47,10 +46,10 @@ def smoke(plans: Callable[..., Plan]) -> Plan:
     return plans("scale=smoke")
 
 
-def drawn(entry: Entry[MakeFigure], found: Results, theme: str = "light") -> Figure:
+def drawn(entry: Entry[MakeFigure], found: Results) -> Figure:
     picture = entry.make(found)
     assert isinstance(picture, FigureResult), (entry.id, picture)
-    return themed(picture, theme)
+    return draw_figure(picture)
 
 
 @pytest.mark.parametrize("name", [name for name in FIGURES if name not in (*BY_MODELS, "Figure B", "Figure D")])
@@ -71,7 +70,7 @@ def test_thresholds_and_sizes_are_drawn_at_their_scales(
 def check_drawn(name: str, found: Results) -> None:
     picture = FIGURES[name].make(found)
     assert isinstance(picture, FigureResult)
-    figure = themed(picture, "dark")
+    figure = draw_figure(picture)
     assert figure.get_figwidth() == WIDTH
     assert not reaches_over(figure)
     assert bool(picture.trials) == (name not in SCHEMATICS[1:])
@@ -149,7 +148,7 @@ def test_a_change_is_from_the_same_seed_at_the_same_step(made: Results) -> None:
 def test_trunks_and_branches_are_one_line_of_tokens_and_steps(every: Plan, made: Results) -> None:
     figure = drawn(FIGURES["Figure 10"], made)
     trunk = every.trials[next(m.id for m in every.members if m.cell.arm == "trunk")].trial.training.steps
-    block = next(line for line in figure.axes[0].lines if line.get_color() == THEMES["light"].series[0])
+    block = next(line for line in figure.axes[0].lines if line.get_color() == theme().series[0])
     branch = every.trials[next(m.id for m in every.members if m.cell.arm == "block")].trial.training.steps
     assert min(np.asarray(block.get_xdata(), float)) > trunk
     assert max(np.asarray(block.get_xdata(), float)) == trunk + branch
@@ -180,11 +179,6 @@ def test_a_block_is_drawn_as_its_model_is_built(every: Plan) -> None:
     norm, *steps = [step.words for step in schematics.block_steps(trial.model, 0)]
     attention, ffn = ("linear_qkv", "causal attention", "linear_proj"), ("fc1", "squared ReLU", "fc2")
     assert steps == [*attention, schematics.SUM, norm, *ffn, schematics.SUM]
-
-
-def test_the_theme_in_force_is_light_again_after_a_picture(made: Results) -> None:
-    drawn(FIGURES["Figure 2"], made, "dark")
-    assert theme().name == "light"
 
 
 def test_effects_are_those_that_verdicts_are_read_off(made: Results) -> None:

@@ -12,10 +12,9 @@ from fewbits.analysis.engine.results.data import NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.figures.effects import effects_of, effects_picture
-from fewbits.analysis.figures.theme import themed
-from fewbits.analysis.report.declared import declared
+from fewbits.analysis.figures.theme import draw_figure
 from fewbits.analysis.report.items import FigureResult, OutOfReach, Setting, TableResult, Value
-from fewbits.analysis.report.registry import study_registry
+from fewbits.analysis.report.registry import declared, study_registry
 from fewbits.analysis.tables.cells import BLANK
 from fewbits.analysis.tables.losses import BEST
 from fewbits.experiments.storage import results as evaluations
@@ -89,7 +88,7 @@ def test_scores_of_the_papers_tasks_are_shown_where_runs_were_evaluated(cpu: Pla
         (entry,) = (one for one in study_registry("mor").figures if one.id == "Figure 7")
         picture = entry.make(Results(cpu))
         assert isinstance(picture, FigureResult)
-        figure = themed(picture, "light")
+        figure = draw_figure(picture)
     finally:
         for path in folders:
             shutil.rmtree(path / evaluations.FOLDER)

@@ -16,11 +16,10 @@ from fewbits.analysis.engine.results.frames import Damaged, Results
 from fewbits.analysis.figures import drawing as gemm_flow
 from fewbits.analysis.figures.effects import effects_of
 from fewbits.analysis.figures.series import switches
-from fewbits.analysis.figures.theme import THEMES, WIDTH, themed
+from fewbits.analysis.figures.theme import LOOK, WIDTH, draw_figure
 from fewbits.analysis.figures.training import assign_styles
-from fewbits.analysis.report.declared import declared
 from fewbits.analysis.report.items import FigureResult, MakeFigure
-from fewbits.analysis.report.registry import Entry, study_registry
+from fewbits.analysis.report.registry import Entry, declared, study_registry
 from fewbits.analysis.studies.nvfp4 import gradient_errors, mxfp4_tokens, schematics
 from fewbits.analysis.tables.comparing import compare
 from fewbits.experiments.config import load_recipe
@@ -104,7 +103,7 @@ def pictures(made: Results) -> Callable[[str], FigureResult]:
 @pytest.fixture(scope="module")
 def light(pictures: Callable[[str], FigureResult]) -> Draw:
     """Return a cached function: name of a figure → the figure, drawn in the light theme."""
-    return cache(lambda name: themed(pictures(name), "light"))
+    return cache(lambda name: draw_figure(pictures(name)))
 
 
 def pictured(name: str, results: Results) -> FigureResult:
@@ -114,12 +113,12 @@ def pictured(name: str, results: Results) -> FigureResult:
 
 
 def drawn(name: str, results: Results) -> Figure:
-    return themed(pictured(name, results), "light")
+    return draw_figure(pictured(name, results))
 
 
 def line(axes: Axes, colour: int) -> np.ndarray:
     """Return the points (x, y) of the only curve with this colour. colour: an index in the light theme's series."""
-    (found,) = [one for one in lines(axes, THEMES["light"].series[colour]) if len(one)]
+    (found,) = [one for one in lines(axes, LOOK.light.series[colour]) if len(one)]
     return found
 
 
@@ -195,7 +194,7 @@ def test_changes_are_from_the_baseline_of_the_same_seed(light: Draw) -> None:
 
 def test_levels_begin_near_the_branches(light: Draw) -> None:
     axes = light("Figure 10").axes[0]
-    arm, trunk = line(axes, 0), lines(axes, THEMES["light"].quiet)[0]
+    arm, trunk = line(axes, 0), lines(axes, LOOK.light.quiet)[0]
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     assert trunk[0, 0] < left < arm[0, 0] < arm[-1, 0] < right
     assert bottom < arm[:, 1].min() < arm[:, 1].max() < top < trunk[0, 1]
@@ -211,7 +210,7 @@ def test_switches_are_marked_where_recipes_switch(made: Results, light: Draw) ->
     )
     assert switches(part, ("nvfp4-long",)) == ()
     axes = light("Figure 7").axes[1]
-    uprights = [line[0, 0] for line in lines(axes, THEMES["light"].line) if len(set(line[:, 0])) == 1]
+    uprights = [line[0, 0] for line in lines(axes, LOOK.light.line) if len(set(line[:, 0])) == 1]
     assert uprights == list(marks)
 
 

@@ -9,7 +9,7 @@ import pytest
 from fewbits.analysis.engine.results.data import NotPlanned
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
-from fewbits.analysis.figures.theme import themed
+from fewbits.analysis.figures.theme import draw_figure
 from fewbits.analysis.report.items import FigureResult, OutOfReach, TableResult, Value
 from fewbits.analysis.report.registry import study_registry
 from fewbits.analysis.views.tables import table_html as html
@@ -63,7 +63,7 @@ def test_the_papers_own_model_has_the_papers_numbers_and_scores(tmp_path: Path) 
     (entry,) = (one for one in study_registry("nvfp4").figures if one.id == "Figure 3")
     picture = entry.make(of)
     assert isinstance(picture, FigureResult)
-    titles = [axes.get_title(loc="left") for axes in themed(picture, "light").axes]
+    titles = [axes.get_title(loc="left") for axes in draw_figure(picture).axes]
     assert titles == ["MMLU-Pro 5-shot, paper, %", "MMLU, paper, %", "MATH-500, %", "MBPP+, paper, %"]
 
 

@@ -15,7 +15,7 @@ from fewbits.analysis.engine.claims.schema import load_claims
 from fewbits.analysis.engine.results.data import Exact
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import STUDIES
-from fewbits.analysis.figures.theme import themed
+from fewbits.analysis.figures.theme import draw_figure
 from fewbits.analysis.report.items import FigureResult, Setting, TableResult
 from fewbits.analysis.report.registry import study_registry
 from fewbits.analysis.studies.primer import exact_blocks, exact_formats, exact_training, metrics, samples
@@ -96,7 +96,7 @@ def test_figures_that_need_no_trials_are_drawn(number: int) -> None:
     (entry,) = (entry for entry in study_registry("primer").figures if entry.id == f"Figure {number}")
     made = entry.make(NONE)
     assert isinstance(made, FigureResult)
-    assert themed(made, "dark").axes
+    assert draw_figure(made).axes
 
 
 def test_the_notebook_shows_every_item_once() -> None:

@@ -16,7 +16,7 @@ from fewbits import cli
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import STUDIES
 from fewbits.analysis.report.study_report import StudyReport, report_of
-from fewbits.analysis.views import shown_figure
+from fewbits.analysis.views import shown
 from fewbits.sweeps.planning.stored_plans import save_plan
 from tests.analysis import worlds
 
@@ -68,7 +68,7 @@ def simulated(study: str, scale: str, folder: Path, cache: Path) -> Results:
 
 def shown_page(study: str, scale: str, results: Results, monkeypatch: pytest.MonkeyPatch) -> tuple[StudyReport, str]:
     """Return the report, and the HTML of all cells of the study's notebook without figures, without a kernel."""
-    monkeypatch.setattr(shown_figure, "draw", lambda result, light=None: shown_figure.Drawing("<svg/>", 1.0))
+    monkeypatch.setattr(shown, "svg", lambda figure: "<svg>")
     report = report_of(results.plan, results, (f"study={study}", f"scale={scale}"))
     parts: list[str] = []
     for cell in jupytext.read(STUDIES / study / "notebook.py").cells:
