@@ -149,7 +149,9 @@ def test_one_svg_has_the_colours_of_both_themes(picture: FigureResult) -> None:
     both = in_both_themes(light)
     assert shown(both, 0) == light
     dark = shown(both, 1)
-    assert not {LOOK.light.background, LOOK.light.text, LOOK.light.quiet, *LOOK.light.series} & set(COLOUR.findall(dark))
+    assert not {LOOK.light.background, LOOK.light.text, LOOK.light.quiet, *LOOK.light.series} & set(
+        COLOUR.findall(dark)
+    )
     assert LOOK.dark.background in dark
     assert LOOK.dark.text in dark
     assert len(both) < 1.2 * len(light)
