@@ -39,6 +39,11 @@ class Interval:
     high: float
     level: float  # the confidence level, for example 0.95
 
+    @property
+    def half(self) -> float:
+        """Half of the interval's width."""
+        return (self.high - self.low) / 2
+
 
 @dataclass(frozen=True)
 class Error:

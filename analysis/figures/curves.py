@@ -1,9 +1,8 @@
 """Draw curves: panels of lines over tokens, steps or any other number.
 
-A line is usually a mean over seeds, with a band (a range or an interval). If a line has few points, each point has a
-mark and an error bar instead of the band. Points of several lines at the same x can be drawn side by side. Numbers that
-the study's paper reports for the end of training are hollow marks to the right of a panel. If such a number would make
-the range of the y axis several times as large, it is an arrow at the edge instead.
+A line is usually a mean over seeds, with a band (a range or an interval); a line of few points has marks and error bars
+instead. The paper's numbers for the end of training are hollow marks to the right of a panel, or arrows at its edge if
+they would make the range of the y axis several times as large.
 """
 
 from __future__ import annotations
@@ -19,16 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from matplotlib.transforms import ScaledTranslation, Transform
 
-from fewbits.analysis.figures.panels import (
-    counted,
-    legend,
-    line_key,
-    panels,
-    paper_key,
-    percent,
-    placeholder,
-    rule_key,
-)
+from fewbits.analysis.figures.panels import counted, legend, line_key, panels, paper_key, percent, placeholder, rule_key
 from fewbits.analysis.figures.theme import Array, Style, theme
 from fewbits.common.from_dict import one_of
 
@@ -114,11 +104,10 @@ def curve_figure(
 ) -> Figure:
     """Draw a grid of panels (`rows`) under a common legend.
 
-    height: the figure's height in inches. columns: the maximum number of columns of the legend. paper: the legend's
-    text for the paper's numbers (`Panel.paper`). options: keyword arguments of Figure.subplots, such as sharex.
+    height: in inches. columns: the most columns of the legend. paper: the legend's text for the paper's numbers.
+    options: keyword arguments of Figure.subplots, such as sharex.
     """
-    height = 0.45 + ROW * len(rows) if height is None else height
-    figure, grid = panels(len(rows), max(map(len, rows)), height, **options)
+    figure, grid = panels(len(rows), max(map(len, rows)), height or 0.45 + ROW * len(rows), **options)
     pairs = [pair for axes, row in zip(grid, rows, strict=True) for pair in zip(axes, row, strict=True)]
     for axes, panel in pairs:
         draw_lines(axes, panel)
@@ -173,11 +162,8 @@ def finish(axes: Axes, panel: Panel) -> None:
     largest = max(float(np.max(np.abs(edge))) for line in panel.lines for edge in (line.y, *(line.band or ())))
     if panel.y_axis == "change" and largest < LEAST:  # the arms are equal up to rounding errors
         axes.set_ylim(-LEAST, LEAST)
-    bottom, top = panel.y_limits
-    if bottom is not None:
-        axes.set_ylim(bottom=bottom)
-    if top is not None:
-        axes.set_ylim(top=top)
+    if panel.y_limits != (None, None):
+        axes.set_ylim(*panel.y_limits)
     _format(axes, panel)
     if panel.paper:
         _draw_paper_marks(axes, panel.paper)
@@ -185,31 +171,21 @@ def finish(axes: Axes, panel: Panel) -> None:
 
 def _draw_line(axes: Axes, line: Line) -> None:
     place: Transform = axes.transData
-    colour = line.style.colour
+    shade, colour = line.style.shade, line.style.colour
     if line.marked and line.side_by_side:
         aside = 2.2 * (colour - 2 if isinstance(colour, int) else -3)
         axes.margins(x=ASIDE)
         place = place + ScaledTranslation(aside / 72, 0, axes.figure.dpi_scale_trans)
-    dashes: Any = line.style.dashes or (None, None)
-    marker = line.style.marker if line.marked else ""
-    options: Any = {} if line.width is None else {"linewidth": line.width}
+    options: dict[str, Any] = {"dashes": line.style.dashes or (None, None), "transform": place}
+    options |= {} if line.width is None else {"linewidth": line.width}
+    options |= {"markerfacecolor": "none"} if line.hollow else {}
     size = 8 if line.hollow else 2 if line.secondary and colour == "quiet" else None
-    if line.hollow:
-        options["markerfacecolor"] = "none"
-    axes.plot(
-        line.x,
-        line.y,
-        color=line.style.shade,
-        dashes=dashes,
-        marker=marker,
-        markersize=size,
-        transform=place,
-        **options,
-    )
+    marker = line.style.marker if line.marked else ""
+    axes.plot(line.x, line.y, color=shade, marker=marker, markersize=size, **options)
     if line.band is not None and line.marked:
-        axes.vlines(line.x, *line.band, color=line.style.shade, linewidth=1.1, transform=place)
+        axes.vlines(line.x, *line.band, color=shade, linewidth=1.1, transform=place)
     elif line.band is not None:
-        axes.fill_between(line.x, *line.band, color=line.style.shade, alpha=0.13, linewidth=0)
+        axes.fill_between(line.x, *line.band, color=shade, alpha=0.13, linewidth=0)
     if line.marked:  # matplotlib does not include points with a shifting transform in the limits of the axes
         edges = (line.y, *(line.band or ()))
         axes.update_datalim(np.column_stack([np.tile(line.x, len(edges)), np.concatenate(edges)]))
@@ -236,17 +212,16 @@ def _format(axes: Axes, panel: Panel) -> None:
 
 def _draw_paper_marks(axes: Axes, marks: Sequence[PaperMark]) -> None:
     low, high = axes.get_ylim()
-    room, beside = (FARTHEST - 1) * (high - low), axes.get_yaxis_transform()
+    room = (FARTHEST - 1) * (high - low)
     within = [mark.value for mark in marks if high - room < mark.value < low + room]
     axes.set_ylim(min([low, *(1.05 * value for value in within)]), max([high, *(1.05 * value for value in within)]))
+    options: dict[str, Any] = {"mfc": "none", "transform": axes.get_yaxis_transform(), "clip_on": False}
     for i, mark in enumerate(marks):
         marker, y = mark.style.marker, mark.value
         if mark.value not in within:
             up = mark.value > 0
             marker, y = (r"$\uparrow$", axes.get_ylim()[1]) if up else (r"$\downarrow$", axes.get_ylim()[0])
-        axes.plot(
-            [1.03 + 0.045 * i], [y], marker=marker, mfc="none", mec=mark.style.shade, transform=beside, clip_on=False
-        )
+        axes.plot([1.03 + 0.045 * i], [y], marker=marker, mec=mark.style.shade, **options)
 
 
 def _leave_out_long_trunk(axes: Axes, panel: Panel) -> None:

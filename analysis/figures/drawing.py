@@ -67,16 +67,13 @@ class Drawing:
         line: float = 0.9,
         **options: Any,
     ) -> None:
-        """Draw a rectangle with the text `words` in its middle.
+        """Draw a rectangle with its lower left corner at x and y, and with the text `words` in its middle.
 
-        x, y: the lower left corner. fill: a colour of matplotlib. edge: the name of a colour of the theme; without it,
-        no outline is drawn. line: the width of the outline. options: those of `text`.
+        fill: a colour of matplotlib. edge: the name of the outline's colour in the theme; without it, there is none.
+        line: the width of the outline. options: those of `text`.
         """
-        colour = getattr(theme(), edge) if edge else "none"
-        width_of_line = line if edge else 0
-        self.axes.add_patch(
-            Rectangle((x, y), width, height, facecolor=fill, edgecolor=colour, linewidth=width_of_line, zorder=2)
-        )
+        colours = {"facecolor": fill, "edgecolor": getattr(theme(), edge) if edge else "none"}
+        self.axes.add_patch(Rectangle((x, y), width, height, linewidth=line if edge else 0, zorder=2, **colours))
         if words:
             self.text(x + width / 2, y + height / 2, words, at="center", va="center_baseline", zorder=3, **options)
 
@@ -98,11 +95,8 @@ class Drawing:
         self, start: tuple[float, float], end: tuple[float, float], *, style: str = "-|>", edge: str = "quiet"
     ) -> None:
         """Draw an arrow. style: an arrow style of matplotlib; edge: the name of a colour of the theme."""
-        self.axes.add_patch(
-            FancyArrowPatch(
-                start, end, arrowstyle=style, mutation_scale=7, color=getattr(theme(), edge), linewidth=0.9, zorder=1
-            )
-        )
+        look: dict[str, Any] = {"arrowstyle": style, "mutation_scale": 7, "color": getattr(theme(), edge)}
+        self.axes.add_patch(FancyArrowPatch(start, end, linewidth=0.9, zorder=1, **look))
 
     def line(self, xs: Sequence[float], ys: Sequence[float]) -> None:
         """Draw a line in the theme's quiet colour through these points."""

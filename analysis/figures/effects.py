@@ -26,9 +26,10 @@ from fewbits.analysis.engine.statistics import ALPHA, Interval, estimate
 from fewbits.analysis.figures.panels import legend, panels, paper_key, percent, rows_of_labels, rule_key
 from fewbits.analysis.figures.theme import SMALL, theme
 from fewbits.analysis.report.items import FigureResult, Picture
-from fewbits.analysis.tables.comparing import compare
+from fewbits.analysis.tables.cells import compare
 
 LOSS = "validation_loss"
+NONE = NoData("no data")
 FAR = 4.0  # the axis does not extend to effects greater than FAR times the median effect, such as a control's
 DOTTED = (2, 2)
 
@@ -43,6 +44,8 @@ class Estimate:
     paper: float | None = None
     text: str = ""  # shown to the right of the panel
     group: str = ""  # a line separates rows of different groups
+    arm: str = ""
+    data: Data = NONE  # the change for each seed, or the reason why there are no data
 
 
 @dataclass(frozen=True)
@@ -58,36 +61,10 @@ class EffectsFigure:
     groups: tuple[Group, ...] = ()
 
 
-@dataclass(frozen=True)
-class Effect:
-    """An arm's relative change of validation loss from its baseline."""
+def effects_of(results: Results, study: str, of: EffectsFigure) -> list[Estimate]:
+    """Return the effects of the arms, without trunks, that end at the same steps as their baseline.
 
-    label: str
-    arm: str
-    group: str  # a text that is the same for all arms of one group in arms.yaml
-    data: Data  # the change for each seed, or the reason why there are no data
-    paper: float | None = None  # the paper's change, as a fraction
-
-    @property
-    def estimate(self) -> Estimate:
-        """The arm's row of the figure."""
-        if not isinstance(self.data, Differences) or not self.data.values:
-            diverged = isinstance(self.data, Differences) and self.data.diverged
-            return Estimate(
-                self.label, None, None, self.paper, f"{diverged} diverged" if diverged else "no data", self.group
-            )
-        found = estimate(self.data.values, self.data.shared)
-        mean = float(np.mean(self.data.values))
-        text = f"{100 * mean:+.3f} %".replace("-", "−").replace("−0.000", "0.000").replace("+0.000", "0.000")
-        text += f" · n = {len(self.data.values)}" + (f", {self.data.diverged} ✗" if self.data.diverged else "")
-        interval = None if found is None else found.interval(1 - 2 * ALPHA)
-        return Estimate(self.label, mean, interval, self.paper, text, self.group)
-
-
-def effects_of(results: Results, study: str, of: EffectsFigure) -> list[Effect]:
-    """Return the effects of the arms that are run at this scale and end at the same steps as their baseline.
-
-    Trunks are left out. If several groups of arms.yaml contain the same trials, only the first group shows them.
+    If several groups of arms.yaml contain the same trials, only the first group shows them.
     """
     table, found = arm_table(study), []
     seen: set[tuple[str, ...]] = set()
@@ -95,31 +72,38 @@ def effects_of(results: Results, study: str, of: EffectsFigure) -> list[Effect]:
         part = sweep_places(results, group.sweep, group.where)
         if isinstance(part, NotPlanned):
             continue
-        for name in _arms(part):
-            arm = table.arm(name)
-            trials = tuple(m.id for m in part.members if m.cell.arm == name)
-            comparable = (
-                part.has(arm.baseline) and name != arm.baseline and _ends(part, name) == _ends(part, arm.baseline)
-            )
-            if name in table.trunks or not comparable or trials in seen:
+        for name in dict.fromkeys(str(member.cell.arm) for member in part.members):
+            arm, trials = table.arm(name), tuple(m.id for m in part.members if m.cell.arm == name)
+            comparable = part.has(arm.baseline) and name != arm.baseline and name not in table.trunks
+            if not comparable or trials in seen or _ends(part, name) != _ends(part, arm.baseline):
                 continue
             seen.add(trials)
             data = compare(results, LOSS, name, arm.baseline, group.where, group.sweep)
             if not isinstance(data, NotPlanned):
                 printed = _paper_change(table, of, group, name)
-                found.append(Effect(group.prefix + arm.short, name, group.sweep + group.prefix, data, printed))
+                found.append(_estimate(group.prefix + arm.short, name, group.sweep + group.prefix, data, printed))
     return found
+
+
+def _estimate(label: str, arm: str, group: str, data: Data, paper: float | None) -> Estimate:
+    if not isinstance(data, Differences) or not data.values:
+        diverged = isinstance(data, Differences) and data.diverged
+        return Estimate(label, None, None, paper, f"{diverged} diverged" if diverged else "no data", group, arm, data)
+    found, mean = estimate(data.values, data.shared), float(np.mean(data.values))
+    text = f"{100 * mean:+.3f} %".replace("-", "−").replace("−0.000", "0.000").replace("+0.000", "0.000")
+    text += f" · n = {len(data.values)}" + (f", {data.diverged} ✗" if data.diverged else "")
+    interval = None if found is None else found.interval(1 - 2 * ALPHA)
+    return Estimate(label, mean, interval, paper, text, group, arm, data)
 
 
 def effects_picture(results: Results, study: str, of: EffectsFigure) -> Picture:
     """Return the figure of effects, with a row for each arm that `effects_of` returns, or why there is none."""
-    found = effects_of(results, study, of)
-    if not found:
+    rows = effects_of(results, study, of)
+    if not rows:
         return not_planned(results)
-    rows = [effect.estimate for effect in found]
     if all(row.mean is None for row in rows):
         return NoData("no pair of trials of an arm and its baseline is finished")
-    noise = next((row.interval for row, effect in zip(rows, found, strict=True) if effect.arm == AGAIN), None)
+    noise = next((row.interval for row in rows if row.arm == AGAIN), None)
     margins = sorted({_margin(study, claim) for claim in of.margins} - {0.0})
     reach = 1.15 * max([*margins[: len(margins) // 2 + 1], *_usual(rows)])
     shown = [margin for margin in margins if margin <= reach]
@@ -127,25 +111,21 @@ def effects_picture(results: Results, study: str, of: EffectsFigure) -> Picture:
     def draw() -> Figure:
         return draw_effects(rows, shown, noise, "change of validation loss from the arm's baseline, %", reach)
 
-    reasons = (one.data.reason if isinstance(one.data, NoData) else "" for one in found)
+    reasons = (one.data.reason if isinstance(one.data, NoData) else "" for one in rows)
     notes = (
         "Each arm minus its baseline of the same seed at the end of training, relative to the baseline; the paper has "
         "one run of each arm. Arrows (ours) and triangles (the paper's) at an edge stand for numbers beyond it.",
         *of.notes,
         *dict.fromkeys(filter(None, reasons)),
-        *dict.fromkeys(note for one in found if isinstance(one.data, Differences) for note in one.data.notes),
+        *dict.fromkeys(note for one in rows if isinstance(one.data, Differences) for note in one.data.notes),
     )
-    return FigureResult(draw, tuple(dict.fromkeys(i for one in found for i in one.data.trials)), notes)
+    return FigureResult(draw, tuple(dict.fromkeys(i for one in rows for i in one.data.trials)), notes)
 
 
 def _ends(part: Results, arm: str) -> set[int]:
     """Return the numbers of steps after which an arm's trials end, counted from the start of their trunk."""
     trials = trial_ids(part, arm).values()
     return {part.starts[trial] + part.plan.trials[trial].trial.training.steps for trial in trials}
-
-
-def _arms(part: Results) -> list[str]:
-    return list(dict.fromkeys(str(member.cell.arm) for member in part.members))
 
 
 def _paper_change(table: ArmTable, of: EffectsFigure, group: Group, arm: str) -> float | None:
@@ -169,22 +149,12 @@ def _margin(study: str, claim: str) -> float:
 
 
 def _usual(rows: Sequence[Estimate]) -> list[float]:
-    """Return the absolute values that the axis has to include; a few very large effects do not determine its range.
-
-    They are the effects up to FAR times their median and, for each, the farther end of its interval, if that is at most
-    twice this limit.
-    """
+    """Return what the axis has to include: effects up to FAR times their median, and ends of their intervals."""
     sizes = [abs(row.mean) for row in rows if row.mean is not None]
     most = FAR * float(np.median(sizes))
-    ends = [
-        max(abs(row.interval.low), abs(row.interval.high))
-        for row in rows
-        if row.mean is not None and row.interval is not None and abs(row.mean) <= most
-    ]
+    intervals = [row.interval for row in rows if row.interval and row.mean is not None and abs(row.mean) <= most]
+    ends = [max(abs(interval.low), abs(interval.high)) for interval in intervals]
     return [size for size in sizes if size <= most] + [end for end in ends if end <= 2 * most]
-
-
-# -------------------------------------------------------------------------------- drawing
 
 
 def draw_effects(

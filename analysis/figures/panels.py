@@ -68,15 +68,11 @@ def rows_of_labels(axes: Axes, labels: Sequence[str]) -> None:
     axes.grid(False)
 
 
-def percent(digits: int | None = None, *, signed: bool = False) -> FuncFormatter:
-    """Return a formatter that shows fractions as percent, for example 0.015 as 1.5; the axis's label has the % sign.
-
-    digits: the number of decimals; if None, up to five without trailing zeros. signed: write + before positive numbers.
-    """
+def percent(*, signed: bool = False) -> FuncFormatter:
+    """Return a formatter that shows fractions as percent, for example 0.015 as 1.5; the axis's label has the % sign."""
 
     def spell(value: float, _: object) -> str:
-        text = f"{100 * value:.{5 if digits is None else digits}f}"
-        text = text.rstrip("0").rstrip(".") if digits is None else text
+        text = f"{100 * value:.5f}".rstrip("0").rstrip(".")
         text = "0" if float(text) == 0 else text
         return (f"+{text}" if signed and float(text) > 0 else text).replace("-", "−")
 

@@ -56,22 +56,21 @@ def scores_figure(results: Results, study: str, of: ScoresFigure) -> Picture:
     ours = [_curves(results, row, of) for row in of.rows]
     bare = [row for row, curves in zip(of.rows, ours, strict=True) if not any(curves.values())]
     bare = list(of.instead) if of.instead and len(bare) == len(of.rows) else bare
-    stand_ins = show_rows(results, study, [replace(row, metrics=("ood_loss",)) for row in bare])
+    planned = show_rows(results, study, [replace(row, metrics=("ood_loss",)) for row in bare])
+    stand_ins = [row for row in planned if row.drawn]
     if len(bare) == len(of.instead or of.rows) and not stand_ins:
-        return not_planned(results)
-    stand_ins = [row for row in stand_ins if row.drawn]
-    if len(bare) == len(of.instead or of.rows) and not stand_ins:
-        return NoData("no run has stored scores or recorded the loss on other text")
+        missing = NoData("no run has stored scores or recorded the loss on other text")
+        return missing if planned else not_planned(results)
     table, styles = arm_table(study), assign_styles(arm_table(study), (*of.rows, *of.instead))
 
     def draw() -> Figure:
         shown = [_stand_in(one) for one in stand_ins] if of.instead else []
         for row, curves in zip(of.rows, ours, strict=True):
-            if not of.instead and planned_row(results, row) is not None:
-                shown += [_stand_in(one) for one in stand_ins if one.of.name == row.name]
             if of.instead or planned_row(results, row) is not None:
+                own = () if of.instead else stand_ins
+                shown += [_stand_in(one) for one in own if one.of.name == row.name]
                 shown += [_panel(table, styles, row, name, curves[name]) for name in of.scores]
-        return curve_figure([shown[i : i + 2] for i in range(0, len(shown), 2)], paper="the paper's last")
+        return curve_figure([shown[i : i + 2] for i in range(0, len(shown), 2)])
 
     trials = [trial for curves in ours for arms in curves.values() for one in arms.values() for trial in one.trials]
     notes = ((STAND_IN,) if stand_ins else (), notes_of(stand_ins)[1:], of.notes, left_out(results, of.rows))
@@ -93,8 +92,7 @@ def _curves(results: Results, row: ArmCurves, of: ScoresFigure) -> dict[str, dic
 
 
 def _stand_in(row: Shown) -> Panel:
-    baseline = row.of.label(row.table, row.of.baseline)
-    return row.change_panel(title=f"Other text, from {baseline}, %", y_label=row.name)
+    return row.change_panel(title=f"Other text, from {row.label(row.of.baseline)}, %", y_label=row.name)
 
 
 def _panel(table: ArmTable, styles: dict[str, Style], row: ArmCurves, name: str, curves: dict[str, Series]) -> Panel:

@@ -65,7 +65,7 @@ class Series:
 
 
 def curves(results: Results, metric: str) -> pd.DataFrame:
-    """Return a table with a row for each place and step at which the metric is finite; its columns include COLUMNS."""
+    """Return a row for each place and step at which the metric is finite; the columns include COLUMNS."""
     try:
         frame = results.curves(metric)
     except Damaged:
@@ -80,16 +80,14 @@ def recorded(results: Results, metric: Metric) -> pd.DataFrame:
 
     def read() -> pd.DataFrame:
         frame = curves(results, metric.name)
-        if metric.moving:
-            return smoothed(frame, results, MOVING_POINTS, metric.moving)
-        return smoothed(frame, results) if metric.every_step else frame
+        return _smoothed(frame, results, metric) if metric.dense else frame
 
     return results.remembered(f"curves {metric.name}", read)
 
 
-def smoothed(frame: pd.DataFrame, results: Results, points: int = POINTS, how: str = "mean") -> pd.DataFrame:
-    """Return the table with one value for each of about `points` windows of steps, at the last step of the window."""
-    parts = []
+def _smoothed(frame: pd.DataFrame, results: Results, metric: Metric) -> pd.DataFrame:
+    """Return the table with one value for each of about as many windows of steps as a curve has points."""
+    points, how, parts = MOVING_POINTS if metric.moving else POINTS, metric.moving or "mean", []
     for (trial, _), one in frame.drop_duplicates(["id", "arm", "step"]).groupby(["id", "arm"], sort=False):
         width = max(1, results.plan.trials[str(trial)].trial.training.steps // points)
         place = (one["step"] - one["step"].min()).to_numpy() // width  # an archive has no row for each step
@@ -132,7 +130,6 @@ def thinned(series: Series | None) -> Series | None:
 
 
 def means_of(found: Sequence[Summary]) -> Array:
-    """Return the means of the summaries as an array."""
     return np.array([one.mean for one in found])
 
 

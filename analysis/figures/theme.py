@@ -105,9 +105,6 @@ def ink(fill: tuple[float, float, float, float]) -> str:
     return theme().text if np.dot(fill[:3], (0.3, 0.59, 0.11)) > 0.5 else theme().background
 
 
-# -------------------------------------------------------------------------------- figures and files
-
-
 def draw_figure(picture: FigureResult) -> Figure:
     """Draw a figure, with its final layout."""
     with _settings():
@@ -157,10 +154,7 @@ def _flat(colours: tuple[Any, ...]) -> list[str]:
 
 
 def _compact(text: str) -> str:
-    """Return a shorter SVG that looks the same: rounded coordinates, the font stated once, and paths without spaces.
-
-    Numbers of at least 1 are rounded to 0.01 px, and smaller numbers to three digits.
-    """
+    """Return a shorter SVG that looks the same: rounded numbers, the font stated once, and paths without spaces."""
 
     def rounded(number: re.Match[str]) -> str:
         value = float(number[0])

@@ -1,7 +1,7 @@
 """Figures of training: for each metric a panel of the arms' curves and a panel of their paired changes from a baseline.
 
-The changes have their own panel because arms differ by only a tenth of a percent. Hollow marks show the changes that
-the paper reports for the end of training; the paper's model and training are much larger than ours.
+The changes have their own panel because arms differ by only a tenth of a percent. Hollow marks show the paper's changes
+at the end of its training.
 """
 
 from __future__ import annotations
@@ -104,11 +104,15 @@ class Shown:
     def name(self) -> str:
         return model_words(self.part, self.of.name)
 
+    def label(self, arm: str) -> str:
+        return self.of.label(self.table, arm)
+
     @cached_property
     def levels(self) -> dict[str, Series]:
         """The curves of the metric's values for the arms and their trunks, by arm; arms without data are left out."""
         frame = series.recorded(self.part, self.metric)
-        return _there({name: series.level(frame, name) for name in (*self.of.all_arms, *self.trunks)})
+        found = {name: series.level(frame, name) for name in (*self.of.all_arms, *self.trunks)}
+        return {name: one for name, one in found.items() if one is not None}
 
     @cached_property
     def changes(self) -> dict[str, Series]:
@@ -120,7 +124,7 @@ class Shown:
             changes[trunk] = series.thinned(series.change(exact, trunk, self.trunks[0]))
         if self.again is not None and not self.metric.of_micro_batches:
             changes[AGAIN] = series.change(series.recorded(self.again, self.metric), AGAIN, BASELINE)
-        return _there(changes)
+        return {name: one for name, one in changes.items() if one is not None}
 
     @cached_property
     def trunks(self) -> tuple[str, ...]:
@@ -147,10 +151,10 @@ class Shown:
     def style(self, arm: str) -> Style:
         if arm == BASELINE != self.of.baseline:  # plain BF16 beside a baseline with another learning rate
             return Style("text", (4, 2))
-        return BASELINE_STYLE if arm == self.of.baseline else self.styles[self.of.label(self.table, arm)]
+        return BASELINE_STYLE if arm == self.of.baseline else self.styles[self.label(arm)]
 
     def level_panel(self, x_label: str = "tokens") -> Panel:
-        """Return the left panel of the row: the arms' own numbers over tokens."""
+        """Return the panel of the arms' own numbers."""
         ends = [float(self.levels[name].tokens[-1]) for name in self.trunks if name in self.levels]
         return Panel(
             f"{self.metric.title}, {self.metric.unit}",
@@ -162,17 +166,15 @@ class Shown:
         )
 
     def change_panel(self, x_label: str = "tokens", title: str = "", y_label: str = "") -> Panel:
-        """Return the right panel of the row: our and the paper's changes of the arms from the baseline, over tokens."""
+        """Return the panel of our and the paper's changes of the arms from the baseline."""
         lines = self._trunks(self.changes)
         if AGAIN in self.changes:
             lines.append(self._line(self.changes[AGAIN], NOISE, self.table.label(AGAIN), secondary=True))
-        upright = tuple(
-            Rule(tokens, "line", upright=True, dashes=(1.5, 1.5)) for tokens in series.switches(self.part, self.of.arms)
-        )
+        switches = series.switches(self.part, self.of.arms)
         return Panel(
-            title or f"Change from {self.of.label(self.table, self.of.baseline)}, %",
+            title or f"Change from {self.label(self.of.baseline)}, %",
             (*lines, *self.lines(self.changes)),
-            (Rule(0, "text"), *upright),
+            (Rule(0, "text"), *(Rule(tokens, "line", upright=True, dashes=(1.5, 1.5)) for tokens in switches)),
             tuple(PaperMark(value, self.style(arm)) for arm, value in self.paper_changes.items()),
             x_label=x_label,
             y_label=y_label,
@@ -183,11 +185,11 @@ class Shown:
 
     def lines(self, found: Mapping[str, Series]) -> list[Line]:
         """Return the lines of the arms and the baseline. found: curves by arm."""
-        label, arms = self.of.label, (arm for arm in self.of.all_arms if arm in found)
-        return [self._line(found[arm], self.style(arm), label(self.table, arm)) for arm in arms]
+        arms = (arm for arm in self.of.all_arms if arm in found)
+        return [self._line(found[arm], self.style(arm), self.label(arm)) for arm in arms]
 
     def _trunks(self, found: Mapping[str, Series]) -> list[Line]:
-        """Return the lines of the trunks. found: curves by arm. A trunk has the same style in all rows of a figure."""
+        """Return the lines of the trunks. A trunk has the same style in all rows of a figure."""
         styles = {name: Style("quiet", (4, 2)) if i else QUIET for i, name in enumerate(self.table.trunks)}
         trunks = (name for name in self.trunks if name in found)
         return [self._line(found[name], styles[name], self.table.trunks[name], secondary=True) for name in trunks]
@@ -199,22 +201,19 @@ class Shown:
         return Line(found.tokens, found.mean, style, label, found.band, points, apart, secondary)
 
 
-# -------------------------------------------------------------------------------- a figure of rows
-
-
 def training_figure(results: Results, study: str, of: TrainingFigure) -> Picture:
     """Return the figure with the rows whose arms are run at this scale, or the reason why there is none."""
     shown = show_rows(results, study, of.rows)
     if not shown:
         return not_planned(results)
     if not any(row.drawn for row in shown):
-        labels = dict.fromkeys(row.of.label(row.table, arm) for row in shown for arm in row.of.all_arms)
+        labels = dict.fromkeys(row.label(arm) for row in shown for arm in row.of.all_arms)
         return NoData(f"no curve of {', '.join(labels)}, since no trial has recorded one yet")
 
     def draw() -> Figure:
         if of.zoom:
             return curve_figure(zoomed_panels(shown))
-        return curve_figure(panels_of(shown), sharex="col" if _share_axis(shown) else "none")
+        return curve_figure(panels_of(shown), sharex="col" if len({id(row.part) for row in shown}) == 1 else "none")
 
     return FigureResult(draw, trials_of(shown), (*notes_of(shown, of.zoom), *of.notes, *left_out(results, of.rows)))
 
@@ -226,7 +225,10 @@ def show_rows(results: Results, study: str, rows: Sequence[ArmCurves]) -> list[S
     for row in rows:
         part = planned_row(results, row)
         if part is not None:
-            again = noise_places(results, table, row)
+            # The A/A trials are those of the first sweep of the family that has some.
+            family = table.family(row.sweep) if row.noise else ()
+            parts = (sweep_places(results, sweep, row.where) for sweep in family)
+            again = next((one for one in parts if isinstance(one, Results) and one.has(AGAIN)), None)
             found += [Shown(part, row, METRICS[metric], table, styles, again) for metric in row.metrics]
     return found
 
@@ -241,8 +243,8 @@ def planned_row(results: Results, row: ArmCurves) -> Results | None:
 
 def panels_of(shown: Sequence[Shown]) -> list[list[Panel]]:
     """Return the two panels of each row. If all rows show the same trials, only the last row labels the x axis."""
-    shared = _share_axis(shown)
-    labels = ["" if shared and row is not shown[-1] else "tokens" for row in shown]
+    last = shown[-1]
+    labels = ["" if row is not last and all(one.part is last.part for one in shown) else "tokens" for row in shown]
     return [[row.level_panel(label), row.change_panel(label)] for row, label in zip(shown, labels, strict=True)]
 
 
@@ -272,10 +274,6 @@ def _end_of(panel: Panel) -> Panel:
     )
 
 
-def _share_axis(shown: Sequence[Shown]) -> bool:
-    return len({id(row.part) for row in shown}) == 1
-
-
 def assign_styles(table: ArmTable, rows: Sequence[ArmCurves]) -> dict[str, Style]:
     """Return a style for each label of the figure's arms: the one in arms.yaml, else the next unused one."""
     labels = {row.label(table, arm): table.arm(arm).style for row in rows for arm in row.arms if arm != BASELINE}
@@ -285,15 +283,6 @@ def assign_styles(table: ArmTable, rows: Sequence[ArmCurves]) -> dict[str, Style
             f"a figure has {len(labels)} arms, but there are styles for at most {len(STYLES)}: use several figures"
         )
     return {label: STYLES[next(free) if place is None else place] for label, place in labels.items()}
-
-
-def noise_places(results: Results, table: ArmTable, row: ArmCurves) -> Results | None:
-    """Return the results with the A/A trials for this row: of the first sweep in its family that has such trials."""
-    parts = (sweep_places(results, sweep, row.where) for sweep in (table.family(row.sweep) if row.noise else ()))
-    return next((part for part in parts if isinstance(part, Results) and part.has(AGAIN)), None)
-
-
-# -------------------------------------------------------------------------------- notes
 
 
 def trials_of(shown: Sequence[Shown]) -> tuple[str, ...]:
@@ -319,14 +308,11 @@ def notes_of(shown: Sequence[Shown], zoom: bool = False) -> tuple[str, ...]:
         beside = f"{row.name}: " if row.name else ""
         there = {arm for other in shown if other.of is row.of for arm in other.drawn}
         missing = [arm for arm in row.of.all_arms if arm not in there]
-        no_data = [row.of.label(row.table, arm) for arm in missing if row.part.has(arm)]
-        not_run = [row.of.label(row.table, arm) for arm in missing if not row.part.has(arm)]
-        gone = [
-            *series.diverged(row.part, row.of.all_arms),
-            *([f"No data for {', '.join(no_data)}."] if no_data else []),
-            *([f"Not run at this scale: {', '.join(not_run)}."] if not_run else []),
-        ]
-        notes += [beside + note for note in gone]
+        gone = [beside + note for note in series.diverged(row.part, row.of.all_arms)]
+        for planned, reason in ((True, "No data for"), (False, "Not run at this scale:")):
+            if labels := [row.label(arm) for arm in missing if row.part.has(arm) == planned]:
+                gone.append(f"{beside}{reason} {', '.join(labels)}.")
+        notes += gone
     return tuple(dict.fromkeys(notes))
 
 
@@ -335,7 +321,3 @@ def left_out(results: Results, rows: Sequence[ArmCurves]) -> tuple[str, ...]:
     missing = [row for row in rows if planned_row(results, row) is None]
     names = dict.fromkeys(row.sweep if not row.name or "{" in row.name else row.name for row in missing)
     return (f"Not run at this scale: {'; '.join(names)}.",) if missing else ()
-
-
-def _there(found: Mapping[str, Series | None]) -> dict[str, Series]:
-    return {name: one for name, one in found.items() if one is not None}

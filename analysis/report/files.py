@@ -3,40 +3,39 @@
     REPORTS/STUDY-SCALE/index.html  STUDY.ipynb  results.parquet  verdicts.json  tables/*.csv  figures/*.svg|png
 
 A report is made from `results.parquet`, so `fewbits report --from` makes the same files where the store is gone. The
-folder is written under a temporary name and then replaces the previous folder, so a report is never incomplete. A
-report is not written again if neither the results nor the code have changed: made-of.json has the digests.
+notebook runs in a Jupyter kernel beside this archive, which its cells read. Each output brings its HTML and files for
+the report under a private MIME type, which is removed from the stored notebook.
+
+The folder is written under a temporary name and then replaces the previous folder, so a report is never incomplete.
 `REPORTS/index.html` lists all reports with their counts of verdicts, which are read from each verdicts.json.
 """
 
 from __future__ import annotations
 
-import hashlib
+import base64
 import json
-import platform
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
-from fewbits.analysis.engine.results.archive import NAME, Archive, archived, read_archive
+from fewbits.analysis.engine.results.archive import NAME, archived, read_archive
 from fewbits.analysis.engine.results.paper import STUDIES as STUDY_FOLDERS
-from fewbits.analysis.report.page import document, execute, page, stored
-from fewbits.analysis.report.study_report import archived_report, read_study
+from fewbits.analysis.report.study_report import StudyReport, archived_report, read_study
 from fewbits.analysis.views.claims import tallies
-from fewbits.analysis.views.html import render
-from fewbits.analysis.views.provenance import SOURCES, sources
+from fewbits.analysis.views.html import ASKED, PRIVATE, document, page, render
 from fewbits.common.atomic import folder_atomically, remove_folder, write_atomically
 from fewbits.sweeps.planning.studies import STUDIES
 
-INDEX, MADE_OF = "index.html", "made-of.json"
-PACKAGES = ("torch", "numpy", "scipy", "pandas", "pyarrow", "matplotlib", "jupytext", "nbclient", "jinja2")
+INDEX = "index.html"
+LONGEST = 1800  # seconds for one cell of a notebook
 
 
 @dataclass(frozen=True)
 class Written:
-    """The facts that `fewbits report` prints about a report that it has just written, or that was up to date."""
+    """The facts that `fewbits report` prints about a report that it has just written."""
 
     index: Path  # the report's index.html
     verdicts: str  # the number of verdicts of each outcome, as text
@@ -44,36 +43,67 @@ class Written:
 
 
 def write_report(overrides: Sequence[str], reports: Path) -> Written:
-    """Write the report of the study that the overrides select.
-
-    overrides: as for `fewbits sweep`, for example `study=mor scale=cpu`. reports: the folder of all reports.
-    """
-    return _written(archived(read_study(list(overrides)).results, overrides), reports)
+    """Write the report of the study that the overrides (as for `fewbits sweep`) select into the folder of reports."""
+    report = read_study(list(overrides))
+    return _written(report, archived(report.results, overrides), reports)
 
 
 def rewrite_report(archive: Path, reports: Path) -> Written:
     """Write the report of the results in a file results.parquet; the store is not needed."""
-    read_archive(archive)
-    return _written(archive.read_bytes(), reports)
+    return _written(archived_report(read_archive(archive)), archive.read_bytes(), reports)
 
 
-def _written(archive: bytes, reports: Path) -> Written:
-    report = archived_report(Archive(archive))
+def _written(report: StudyReport, archive: bytes, reports: Path) -> Written:
     folder, study = reports / report.name, report.study
-    parts = [_digest(archive), sources(SOURCES), platform.python_version(), *map(version, PACKAGES)]
 
     def make() -> dict[str, str | bytes]:
-        executed = execute(STUDY_FOLDERS / study / "notebook.py", archive, folder.absolute())
-        title = f"{STUDIES[study].title}: scale {report.scale}"
-        foot = render("foot", study=study, archive=NAME)
-        own = {INDEX: page(executed, title, foot), f"{study}.ipynb": stored(executed.notebook), NAME: archive}
-        return {**own, **executed.files}
+        cells, notebook, brought = execute(STUDY_FOLDERS / study / "notebook.py", archive, folder.absolute())
+        html = page(f"{STUDIES[study].title}: scale {report.scale}", cells, render("foot", study=study, archive=NAME))
+        return {**brought, INDEX: html, f"{study}.ipynb": notebook, NAME: archive}
 
-    digest = _digest(json.dumps(parts).encode())
-    if not unchanged(folder, digest):
-        replace_folder(folder, make, digest)
+    replace_folder(folder, make)
     verdicts = json.loads((folder / "verdicts.json").read_text("utf-8"))
     return Written(folder / INDEX, verdicts["counts"], tuple(verdicts["flags"]))
+
+
+def execute(source: Path, archive: bytes, report: Path) -> tuple[list[tuple[str, str]], str, dict[str, bytes]]:
+    """Execute a notebook in percent format in a kernel, in a folder that contains the archive.
+
+    Return the cells as `page` takes them, the content of the .ipynb file, and the report's other files. report: the
+    folder in which the page will lie. Raise ValueError if a cell fails.
+    """
+    import jupytext
+    import nbformat
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
+    notebook = jupytext.read(source)
+    notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    for number, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{number}"
+    with TemporaryDirectory() as folder:
+        (Path(folder) / NAME).write_bytes(archive)
+        resources, quiet = {"metadata": {"path": folder}}, ["--log-level=ERROR"]
+        client = NotebookClient(
+            notebook, timeout=LONGEST, record_timing=False, extra_arguments=quiet, resources=resources
+        )
+        try:
+            client.execute(env={**os.environ, ASKED: str(report), "PYDEVD_DISABLE_FILE_VALIDATION": "1"})
+        except CellExecutionError as error:
+            raise ValueError(f"{source}: {error.ename}: {error.evalue}") from None
+    cells: list[tuple[str, str]] = []
+    files: dict[str, bytes] = {}
+    for cell in notebook.cells:
+        html = ""
+        for output in cell.get("outputs", []):
+            if (brought := output.get("data", {}).pop(PRIVATE, None)) is not None:
+                html += brought["html"]
+                files |= {name: base64.b64decode(content) for name, content in brought["files"].items()}
+        if outputs := cell.get("outputs"):
+            cell.outputs = [one for one in outputs if one.output_type != "stream" or one.name != "stderr"]
+        cells.append((cell.source if cell.cell_type == "markdown" else "", html))
+    nbformat.validate(notebook)
+    return cells, str(nbformat.writes(notebook)) + "\n", files
 
 
 def check_place(reports: Path) -> None:
@@ -86,11 +116,11 @@ def check_place(reports: Path) -> None:
         raise ValueError(f"--out {reports}: no report can be written to this folder: {error.strerror}") from None
 
 
-def replace_folder(folder: Path, make: Callable[[], Mapping[str, str | bytes]], inputs_digest: str) -> None:
+def replace_folder(folder: Path, make: Callable[[], Mapping[str, str | bytes]]) -> None:
     """Replace a report's folder by a new one with the files that `make` returns, as contents by path in the folder.
 
     `make` can take minutes, so the folder is checked first. Raise ValueError if the folder has files but no index.html,
-    or if it cannot be written. inputs_digest: the digest of the report's inputs, which is stored in made-of.json.
+    or if it cannot be written.
     """
     if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():
         raise ValueError(
@@ -98,31 +128,14 @@ def replace_folder(folder: Path, make: Callable[[], Mapping[str, str | bytes]], 
             "with --out"
         )
     check_place(folder.parent)
-    contents = {name: text.encode() if isinstance(text, str) else text for name, text in make().items()}
-    digests = {name: _digest(content) for name, content in contents.items()}
-    contents[MADE_OF] = (json.dumps({"made of": inputs_digest, "files": digests}, indent=2) + "\n").encode()
+    contents = make()
     with folder_atomically(folder) as partial:
         for name, content in contents.items():
             path = partial / name
             path.parent.mkdir(exist_ok=True)
-            path.write_bytes(content)
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
         if folder.exists():
             remove_folder(folder)
-
-
-def unchanged(folder: Path, inputs_digest: str) -> bool:
-    """Tell whether the folder has a report whose inputs had this digest, with no file changed since it was written."""
-    try:
-        record = json.loads((folder / MADE_OF).read_text("utf-8"))
-        return record["made of"] == inputs_digest and all(
-            _digest((folder / name).read_bytes()) == digest for name, digest in record["files"].items()
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 # -------------------------------------------------------------------------------- the index of all reports
@@ -137,7 +150,7 @@ def write_index(reports: Path) -> Path:
     studies = [(of, rows) for of in STUDIES.values() if (rows := [row for row in found if row["study"] == of.name])]
     title = "Pre-training in few bits: what was reproduced"
     body, index = render("index", title=title, studies=studies, page=INDEX), reports / INDEX
-    write_atomically(index, document(title, body, [study.title for study, _ in studies], "").encode())
+    write_atomically(index, document(title, body, [study.title for study, _ in studies]).encode())
     return index
 
 

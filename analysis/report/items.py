@@ -33,6 +33,9 @@ class Setting:
     trials: tuple[str, ...] = ()  # ids
     assumed: bool = False  # true if the paper does not state the setting, so we chose it
 
+    def __str__(self) -> str:
+        return f"{self.text} (assumed)" if self.assumed else self.text
+
 
 @dataclass(frozen=True)
 class Value:
@@ -46,10 +49,9 @@ class Value:
 
     @staticmethod
     def of(data: Differences | NoData) -> Value | NoData:
-        """Return the mean over seeds of the values in `data`: an arm's numbers, or its differences from a baseline.
+        """Return the mean over seeds of `data`: an arm's numbers, or its differences from a baseline.
 
-        Return NoData if `data` has no values, because for each seed the trial of the arm or of the baseline diverged.
-        If `data` is NoData, return it unchanged.
+        Return NoData if there are no values, because for each seed the trial of the arm or of the baseline diverged.
         """
         if isinstance(data, NoData):
             return data
@@ -65,9 +67,8 @@ class Value:
 
     def times(self, factor: float) -> Value:
         """Return the value with its mean and interval multiplied by the factor, for example 100 for percent."""
-        interval = self.interval and Interval(
-            self.interval.low * factor, self.interval.high * factor, self.interval.level
-        )
+        of = self.interval
+        interval = of and replace(of, low=of.low * factor, high=of.high * factor)
         return replace(self, mean=self.mean * factor, interval=interval)
 
 
@@ -76,10 +77,7 @@ Ours = Value | Setting | Missing
 
 
 def why_missing(ours: Missing) -> str:
-    """Return the text that a cell shows instead of a missing number.
-
-    The text is "out of reach: " or "no data: ", followed by the reason. For NotPlanned, the text is the reason alone.
-    """
+    """Return the text that a cell shows instead of a missing number: the reason, and which kind of reason it is."""
     if isinstance(ours, NotPlanned):
         return ours.reason
     return f"{'out of reach' if isinstance(ours, OutOfReach) else 'no data'}: {ours.reason}"
@@ -139,13 +137,9 @@ class TableResult:
         interval of `ours`; `seeds` is the number of seeds. `note` has the cell's text: a setting, the reason for a
         missing number, or what the paper prints instead of a number.
         """
-        return pd.DataFrame(
-            [
-                _record(row, column, cell)
-                for row in self.rows
-                for column, cell in zip(self.columns, row.cells, strict=True)
-            ]
-        )
+        cells = [pair for row in self.rows for pair in zip(self.columns, row.cells, strict=True)]
+        rows = [row for row in self.rows for _ in row.cells]
+        return pd.DataFrame([_record(row, *pair) for row, pair in zip(rows, cells, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -164,8 +158,10 @@ MakeFigure = Callable[["Results"], Picture]
 
 
 def _record(row: TableRow, column: str, cell: TableCell) -> dict[str, Any]:
-    value = cell.ours if isinstance(cell.ours, Value) else None
+    ours = cell.ours
+    value = ours if isinstance(ours, Value) else None
     interval = value.interval if value else None
+    text = str(ours) if isinstance(ours, Setting) else "" if isinstance(ours, Value) else why_missing(ours)
     return {
         "metric": row.title,
         "unit": row.unit,
@@ -176,11 +172,5 @@ def _record(row: TableRow, column: str, cell: TableCell) -> dict[str, Any]:
         "low": interval.low if interval else math.nan,
         "high": interval.high if interval else math.nan,
         "seeds": value.n if value else 0,
-        "note": "; ".join(filter(None, (_text(cell.ours), cell.paper if isinstance(cell.paper, str) else ""))),
+        "note": "; ".join(filter(None, (text, cell.paper if isinstance(cell.paper, str) else ""))),
     }
-
-
-def _text(ours: Ours) -> str:
-    if isinstance(ours, Setting):
-        return f"{ours.text} (assumed)" if ours.assumed else ours.text
-    return "" if isinstance(ours, Value) else why_missing(ours)

@@ -23,7 +23,7 @@ import yaml
 from fewbits.analysis.engine.results.paper import STUDIES as FOLDER
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.figures.effects import EffectsFigure, effects_picture
-from fewbits.analysis.figures.probes import ProbesFigure, probes_figure
+from fewbits.analysis.figures.heat_map import ProbesFigure, probes_figure
 from fewbits.analysis.figures.scores import ScoresFigure, scores_figure
 from fewbits.analysis.figures.training import TrainingFigure, training_figure
 from fewbits.analysis.report.items import MakeFigure, MakeTable
@@ -99,12 +99,6 @@ class StudyRegistry:
     def figures(self) -> list[Entry[MakeFigure]]:
         return [self._figures[name] for name in self.figure_ids if name in self._figures]
 
-    @property
-    def missing(self) -> list[str]:
-        """The ids of the paper's tables and figures that nothing makes."""
-        names = [*self.table_ids, *self.figure_ids]
-        return [name for name in names if name not in self._tables and name not in self._figures]
-
     def add_table(self, name: str, make: MakeTable, title: str | None = None) -> None:
         """Register the function that makes the table with the id `name`. title: only for a table of our own.
 
@@ -157,19 +151,14 @@ def study_registry(study: str) -> StudyRegistry:
 
 def table(study: str, name: str, title: str | None = None) -> Callable[[MakeTable], MakeTable]:
     """Register the decorated function as the table with the id `name`. title: only for a table of our own."""
-
-    def register(make: MakeTable) -> MakeTable:
-        _registry(study).add_table(name, make, title)
-        return make
-
-    return register
+    return partial(_registered, _registry(study).add_table, name, title)
 
 
 def figure(study: str, name: str, title: str | None = None) -> Callable[[MakeFigure], MakeFigure]:
     """Register the decorated function as the figure with the id `name`. title: only for a figure of our own."""
+    return partial(_registered, _registry(study).add_figure, name, title)
 
-    def register(make: MakeFigure) -> MakeFigure:
-        _registry(study).add_figure(name, make, title)
-        return make
 
-    return register
+def _registered(add: Callable[[str, M, str | None], None], name: str, title: str | None, make: M) -> M:
+    add(name, make, title)
+    return make

@@ -11,7 +11,6 @@ An item without data, or without a function that makes it, is shown as a text th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -49,8 +48,7 @@ NOT_MADE = "fewbits does not make this item yet"
 def read_study(overrides: tuple[str, ...] | list[str]) -> StudyReport:
     """Return the report of the study that the overrides select, over the store. overrides: as for `fewbits sweep`.
 
-    If they select a sweep file of the user's own, the file's key `study` names the study. Raise ValueError if the
-    study is unknown.
+    Raise ValueError if the study of a user's own sweep file is unknown.
     """
     plan = find_plan(overrides)
     return report_of(plan, Results(plan), overrides)
@@ -108,17 +106,13 @@ class StudyReport:
         return scale_words(self.results, self.results.plan.trials, None)
 
     def top(self) -> ShownFrame:
-        """Return the table of the first screen: the effects that answer the study's questions.
-
-        In the report, the screen also has a headline, a figure, the limits of these runs, and the counts of verdicts.
-        """
+        """Return the table of the first screen, with a headline and a figure: the effects that matter most."""
         of = declared(self.study).top
         rows = top_rows(self.results, self.study, of, self.verdicts) if of else []
-        html = top_screen(STUDIES[self.study], self.scale, self.size, of, rows, self.verdicts)
-        files = {"verdicts.json": claims.to_json(self.record())}
-        if rows:
-            files["tables/top.csv"] = pd.DataFrame([row.record() for row in rows]).to_csv(index=False)
-        return shown_frame([row.record() for row in rows], "the first screen", html + self.origin.flags(), files)
+        html = top_screen(STUDIES[self.study], self.scale, self.size, of, rows, self.verdicts) + self.origin.flags()
+        frame = pd.DataFrame([row.record() for row in rows])
+        files = {"tables/top.csv": frame.to_csv(index=False)} if rows else {}
+        return shown_frame(frame, "the first screen", html, {"verdicts.json": claims.to_json(self.record()), **files})
 
     def show(self, *names: str) -> Items:
         """Return the tables, figures and claims with these ids, which a notebook shows one below the other."""
@@ -130,7 +124,7 @@ class StudyReport:
         return self.figure(name) if name in self.registry.figure_ids else self.claims(name)
 
     def table(self, name: str) -> ShownFrame:
-        """Return the table with the id `name` in long form: a row for each cell, with the paper's number and ours.
+        """Return the table with this id in long form: a row for each cell, with the paper's number and ours.
 
         If there are no data, the frame is empty, and its display gives the reason. Raise ValueError for an unknown id.
         """
@@ -138,28 +132,24 @@ class StudyReport:
         self.shown.add(name)
         entry = next((entry for entry in self.registry.tables if entry.id == name), None)
         result = entry.make(self.results) if entry else None
-        if not entry or not isinstance(result, TableResult):
+        if not isinstance(result, TableResult):
             return shown_frame((), name, self._framed(name, entry, result))
-        printed = self.paper.table(name) if entry.of_paper else None
+        printed = self.paper.table(name) if entry and entry.of_paper else None
         source = self.paper.sources[printed.source] if printed and printed.source != "printed" else ""
         body, frame, file = table_html(result, self._new(result.notes)), result.frame(), f"tables/{anchor(name)}.csv"
         html = self._framed(name, entry, result, source=source, body=body, file=link(file, "CSV"))
         return shown_frame(frame, name, html, {file: frame.to_csv(index=False)})
 
     def figure(self, name: str) -> ShownFigure:
-        """Return the figure with the id `name` as a matplotlib Figure in the light theme.
-
-        If there are no data, the figure shows the reason, which its attribute `missing` also has. Raise ValueError for
-        an unknown id.
-        """
+        """Return the figure with this id as a matplotlib Figure; without data, it shows the reason (`missing`)."""
         one_of(f"figure of {self.study}", name, self.registry.figure_ids)
         self.shown.add(name)
         entry = next((entry for entry in self.registry.figures if entry.id == name), None)
         result = entry.make(self.results) if entry else None
-        if not entry or not isinstance(result, FigureResult):
+        if not isinstance(result, FigureResult):
             html = self._framed(name, entry, result)
-            return shown_figure(None, name, lambda _: html, NOT_MADE if result is None else why_missing(result))
-        caption = self.paper.figure(name).caption if entry.of_paper else ""
+            return shown_figure(None, name, lambda _: html, why_missing(result) if result else NOT_MADE)
+        caption = self.paper.figure(name).caption if entry and entry.of_paper else ""
         notes = self._new(result.notes)
 
         def card(image: str) -> Markup:
@@ -168,10 +158,7 @@ class StudyReport:
         return shown_figure(result, name, card)
 
     def claims(self, *names: str) -> ShownFrame:
-        """Return a table with a row for each comparison of the claims with these ids; without ids, of all claims.
-
-        In the report, each claim is a card.
-        """
+        """Return a row for each comparison of the claims with these ids or, without ids, of all claims."""
         known = dict.fromkeys([*self.verdicts, *claim_ids(self.study)])
         for name in names:
             one_of(f"item of {self.study}", name, known)
@@ -184,10 +171,7 @@ class StudyReport:
         return shown_frame(rows, "claims", claims.cards(verdicts), files)
 
     def rest(self) -> Items:
-        """Return the tables and figures that the paper does not have and that no earlier cell has shown.
-
-        The report's page shows the figures, and names the tables, which are files.
-        """
+        """Return the tables and figures of our own that no earlier cell has shown; the page names tables as files."""
         entries: list[Entry[Any]] = [*self.registry.tables, *self.registry.figures]
         names = [entry.id for entry in entries if not entry.of_paper and entry.id not in self.shown]
         items = [self._item(name) for name in names]
@@ -212,20 +196,11 @@ class StudyReport:
         return render("item", name=name, title=title, ours=ours, missing=missing, **(empty | values))
 
     def appendix(self) -> ShownFrame:
-        """Return a table (name, value) of the code, data and machines behind the numbers.
-
-        In the report, the rules of the statistics come first.
-        """
+        """Return a table (name, value) of the code, data and machines behind the numbers, after the statistics."""
         rows = [{"name": name, "value": value} for name, value, _ in self.origin.rows()]
         trials = self.results.trials.drop(columns=["computed", "axes"], errors="ignore").to_csv(index=False)
         html = render("rules", families=FAMILIES) + self.origin.table()
         return shown_frame(rows, "provenance", html, {"tables/trials.csv": trials})
-
-    def unshown(self) -> Iterator[str]:
-        """Yield the ids of the registered tables and figures and of the claims that the notebook has not shown."""
-        entries: list[Entry[Any]] = [*self.registry.tables, *self.registry.figures]
-        names = [*(entry.id for entry in entries), *self.verdicts]
-        yield from (name for name in names if name not in self.shown)
 
     def record(self) -> dict[str, object]:
         """Return the contents of verdicts.json; its key `claims` has each Verdict as a dictionary, by claim id."""

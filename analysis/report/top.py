@@ -14,7 +14,7 @@ from typing import Any
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from fewbits.analysis.engine.claims.findings import Finding, Outcome, Verdict
+from fewbits.analysis.engine.claims.findings import Finding, Outcome, Status, Verdict
 from fewbits.analysis.engine.claims.judging import find
 from fewbits.analysis.engine.claims.schema import ControlClaim, Part
 from fewbits.analysis.engine.results.frames import Results
@@ -24,7 +24,7 @@ from fewbits.analysis.report.items import FigureResult
 from fewbits.analysis.views.claims import badge, counts, tallies, view
 from fewbits.analysis.views.html import published, render
 from fewbits.analysis.views.numbers import effect, size
-from fewbits.analysis.views.shown import data_uri
+from fewbits.analysis.views.shown import data_uri, numbers_of
 from fewbits.common.wording import enumeration
 from fewbits.sweeps.planning.studies import Study
 
@@ -114,27 +114,15 @@ class Row:
         if one.interval.low <= 0 <= one.interval.high:
             most = max(one.interval.high, -one.interval.low if self.of.words == "loss" else 0.0)
             return same.format(size(most, one.relative))
-        half = (one.interval.high - one.interval.low) / 2
-        return (higher if one.interval.low > 0 else lower).format(
-            effect(abs(one.effect), half, one.relative, sign=False)
-        )
+        words = higher if one.interval.low > 0 else lower
+        return words.format(effect(abs(one.effect), one.interval.half, one.relative, sign=False))
 
     def record(self) -> dict[str, Any]:
         """Return the row as numbers, for a DataFrame."""
-        one = self.finding
-        low, high = (one.interval.low, one.interval.high) if one and one.interval else (None, None)
-        return {
-            "row": self.of.title,
-            "effect": one and one.effect,
-            "low": low,
-            "high": high,
-            "relative": bool(one and one.relative),
-            "seeds": one.n if one else 0,
-            "extra_tokens": one and one.extra_tokens,
-            "paper": one and one.printed,
-            "claim": self.of.claim,
-            "verdict": str(self.verdict.outcome) if self.verdict else "",
-        }
+        one = self.finding or Finding("", Status.NOT_RUN, "")
+        numbers = {"seeds" if name == "n" else name: value for name, value in numbers_of(one).items()}
+        verdict = str(self.verdict.outcome) if self.verdict else ""
+        return {"row": self.of.title, **numbers, "claim": self.of.claim, "verdict": verdict}
 
     def cells(self) -> dict[str, Any]:
         """Return the row as texts, for the page."""

@@ -12,8 +12,7 @@ from fewbits.analysis.engine.results.arms import BASELINE, ArmTable, arm_table
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.places import Where, family_places, not_planned, trial_ids
 from fewbits.analysis.report.items import Table, TableCell, TableResult, TableRow
-from fewbits.analysis.tables.cells import BLANK, PERCENT, cell, change
-from fewbits.analysis.tables.comparing import own_numbers
+from fewbits.analysis.tables.cells import BLANK, PERCENT, cell, change, own_numbers
 
 LOSSES = {"Training loss": f"loss{LATE}", "Validation loss": "validation_loss", "Loss on other text": "ood_loss"}
 
@@ -56,8 +55,7 @@ class ArmsTable:
 def arms_table(results: Results, study: str, of: ArmsTable) -> Table:
     """Return the table that `of` declares; NotPlanned if the scale lacks the arm `of.needs`.
 
-    If several arms have the same trials, only the first of them has a row. The arm `of.losses` has no row, because it
-    is the baseline of the columns of losses.
+    Of arms with the same trials only the first has a row; the arm `of.losses` has none, because it is the baseline.
     """
     load_hooks(study)
     table, rows = arm_table(study), []
@@ -83,11 +81,7 @@ def arms_table(results: Results, study: str, of: ArmsTable) -> Table:
 
 
 def _places(results: Results, table: ArmTable, of: ArmsTable) -> Iterator[tuple[str, Where]]:
-    """Yield (arm, axis values) for each row of the table that `of` declares, in the order of `of.arms`.
-
-    If `of.arms` is empty, yield these pairs for all arms of the sweeps except trunks. table: not this table, but the
-    content of the study's arms.yaml, which says which arms are trunks.
-    """
+    """Yield (arm, axis values) for each row: those of `of.arms` or, if this is empty, of all arms but trunks."""
     members = [m for sweep in of.sweeps for m in results.members if m.cell.sweep == sweep]
     there = dict.fromkeys((str(m.cell.arm), m.cell.axes) for m in members if set(of.where.items()) <= set(m.cell.axes))
     for arm in of.arms or dict.fromkeys(arm for arm, _ in there if arm not in table.trunks):

@@ -1,35 +1,55 @@
-"""Make cells of tables from an arm's trials: its mean, its change from a baseline in percent, or its spread over seeds.
+"""Make cells of tables from an arm's trials: its mean, or its change from a baseline in percent.
 
-Common arguments: where: axis values of the arm. paper: the paper's number, which is shown beside ours. source: where
-the paper's number is from.
+Pairs of trials are the same as in the tests of claims. A metric is a column of `Results.trials` (`validation_loss`),
+the mean of a curve over its last steps (`loss@late`), or a mapping {trial id: number}. where: axis values of the arm.
+paper: the paper's number, which is shown beside ours. source: where the paper's number is from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fewbits.analysis.engine.claims.pairs import Numbers, built_in, data_of
+from fewbits.analysis.engine.claims.schema import Comparison, Part
 from fewbits.analysis.engine.results.arms import BASELINE
-from fewbits.analysis.engine.results.data import Data, Differences, NotPlanned
+from fewbits.analysis.engine.results.data import Data, Differences, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.results.pairing import Metric
-from fewbits.analysis.engine.results.places import ANYWHERE, Where
-from fewbits.analysis.engine.statistics import summary
+from fewbits.analysis.engine.results.pairing import Metric, sample
+from fewbits.analysis.engine.results.places import ANYWHERE, Where, not_planned, scope_of
 from fewbits.analysis.report.items import Setting, TableCell, Value
-from fewbits.analysis.tables.comparing import compare, own_numbers
 
 PERCENT = 100.0
 BLANK = TableCell(Setting(""))
-UNKNOWN = TableCell(Setting("not known"))
 
 
-def level(
-    results: Results, metric: Metric, arm: str, where: Where = ANYWHERE, paper: float | None = None, source: str = ""
-) -> TableCell:
-    """Return the arm's mean of the metric beside the paper's number.
+def compare(
+    results: Results, metric: Metric, arm: str, baseline: str = BASELINE, where: Where = ANYWHERE, sweep: str = ""
+) -> Data | NotPlanned:
+    """Return the relative differences, arm minus baseline, of the pairs of trials with equal seeds.
 
-    The difference is not shown, since our data and tokenizer differ from the paper's.
+    sweep: the sweep to compare in; if empty, the first sweep that has both arms, or else all sweeps together.
     """
-    return cell(own_numbers(results, metric, arm, where), paper=paper, source=source, comparable=False)
+    part = Part("lower", arms=(arm,), baseline=baseline, sweep=(sweep,) if sweep else (), where=dict(where))
+    name = metric if isinstance(metric, str) else "numbers"
+    data = data_of(results, Comparison("", part, "", arm, baseline, name), lambda scope, _: _numbers(scope, metric))
+    assert isinstance(data, Differences | NoData | NotPlanned)
+    return data
+
+
+def own_numbers(results: Results, metric: Metric, arm: str, where: Where = ANYWHERE) -> Data | NotPlanned:
+    """Return the metric's values in the arm's trials, one for each seed."""
+    found = scope_of(results, (arm,), where=where)
+    if found is None:
+        return not_planned(results)
+    values = _numbers(found.results, metric).values
+    assert not callable(values)
+    if isinstance(values, str) and values not in found.results.metrics():
+        return NoData(f"no trial has recorded the metric {values}")
+    return sample(found.results, values, arm, where)
+
+
+def _numbers(results: Results, metric: Metric) -> Numbers:
+    return built_in(results, metric) if isinstance(metric, str) else Numbers("numbers", metric)
 
 
 def change(
@@ -39,15 +59,11 @@ def change(
     baseline: str = BASELINE,
     where: Where = ANYWHERE,
     *,
-    sweep: str = "",
     paper: float | None = None,
     source: str = "",
 ) -> TableCell:
-    """Return the arm's mean change from the baseline in percent, over pairs of trials with equal seeds.
-
-    sweep: the sweep to compare in; if empty, the first sweep that has both arms, or else all sweeps together.
-    """
-    return cell(compare(results, metric, arm, baseline, where, sweep), PERCENT, paper, source)
+    """Return the arm's mean change from the baseline in percent, over pairs of trials with equal seeds."""
+    return cell(compare(results, metric, arm, baseline, where), PERCENT, paper, source)
 
 
 def share(
@@ -70,12 +86,3 @@ def cell(
     """
     ours = data if isinstance(data, NotPlanned) else Value.of(data)
     return TableCell(ours.times(factor) if isinstance(ours, Value) else ours, paper, source, comparable)
-
-
-def spread(data: Data | NotPlanned, factor: float = PERCENT) -> TableCell:
-    """Return the standard deviation of the data over seeds, times a factor, or the reason why there is none."""
-    if not isinstance(data, Differences) or len(data.values) < 2:
-        return cell(data) if not isinstance(data, Differences) else TableCell(Setting("one seed", data.trials))
-    sd = summary(data.values).sd
-    assert sd is not None
-    return TableCell(Value(sd * factor, None, len(data.values), data.trials))

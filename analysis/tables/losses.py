@@ -1,16 +1,14 @@
 """Make tables of losses and task scores with a paper's numbers beside ours.
 
-Losses depend on data, tokenizer and model, so our losses and the paper's cannot be compared, and their difference is
-not shown. Changes from a baseline can be compared. So each loss has a second row with the change in percent; our change
-is computed from pairs of trials with equal seeds. Our small models cannot answer the questions of the paper's tasks. In
-place of task scores, a table has the loss on text of another kind. Scores of the paper's tasks are shown for trials
-that `fewbits evaluate` has evaluated on them.
+Losses depend on data, tokenizer and model, so only changes from a baseline can be compared: each loss has a second row
+with the change in percent. Small models cannot answer the questions of the paper's tasks, so the loss on text of
+another kind stands in for scores; trials that `fewbits evaluate` has evaluated on the tasks have their scores.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -21,15 +19,12 @@ from fewbits.analysis.engine.results.pairing import Metric
 from fewbits.analysis.engine.results.paper import Row, Table, paper
 from fewbits.analysis.engine.results.places import Where
 from fewbits.analysis.report.items import OutOfReach, TableCell, TableResult, TableRow
-from fewbits.analysis.tables.cells import BLANK, PERCENT, cell, change, level
-from fewbits.analysis.tables.comparing import own_numbers
+from fewbits.analysis.tables.cells import BLANK, PERCENT, cell, change, own_numbers
 from fewbits.experiments.evaluation.tasks import Task
 
 TASKS = OutOfReach("question answering needs models of billions of parameters")
 BEST = ", best of recent checkpoints"  # the end of the titles of rows in a paper's table
-STAND_INS = {  # title of the row → our metric
-    "Loss on other text": "ood_loss",
-}
+STAND_INS = {"Loss on other text": "ood_loss"}  # title of the row → our metric
 NOTES = (
     "Our models, data and numbers of tokens differ from the paper's, so only changes can be compared, not losses. A "
     "change is the arm's change from BF16 in the same configuration; ours is paired by seed, and ± is a 95 % interval",
@@ -48,18 +43,13 @@ class LossColumn:
     printed: str | None = None  # the id of the paper's column; None if the paper has no such column
     part: Results | None = None  # the results that have the arm; None for the results of the whole table
 
-    def level(self, results: Results, metric: Metric, paper: float | None = None, source: str = "") -> TableCell:
-        """Return a cell with the arm's mean of the metric beside the paper's number, without their difference.
-
-        paper: the paper's number. source: where the paper's number is from.
-        """
-        return level(self.part or results, metric, self.arm, self.where, paper, source)
+    def numbers(self, results: Results, metric: Metric, paper: float | None = None, source: str = "") -> TableCell:
+        """Return the arm's mean of the metric beside the paper's number, without their difference."""
+        ours = own_numbers(self.part or results, metric, self.arm, self.where)
+        return cell(ours, paper=paper, source=source, comparable=False)
 
     def change(self, results: Results, metric: Metric, paper: float | None = None, source: str = "") -> TableCell:
-        """Return a cell with the arm's change from its baseline in percent; blank if the column has no baseline.
-
-        paper: the paper's change in percent, which is shown beside ours. source: where the paper's number is from.
-        """
+        """Return the arm's change from its baseline in percent; blank if the column has no baseline."""
         if self.baseline is None:
             return BLANK
         part = self.part or results
@@ -91,25 +81,24 @@ def loss_table(
 ) -> TableResult:
     """Return a table of the paper's losses and scores beside ours, for these columns.
 
-    printed: the paper's table. baseline: the baseline's name in the titles of rows. stand_ins: title of a row → the
-    metric of ours that the row shows in place of scores in question answering.
+    baseline: its name in titles of rows. stand_ins: title of a row → the metric of ours that stands in for scores.
     """
     metrics = {"loss": "loss@late", "validation_loss": "validation_loss"}
     rows: list[TableRow] = []
     for row in (row for row in printed.rows if row.id in metrics):
-        source = row.source or printed.source
-        levels, changes = [], []
-        for column in columns:
-            value = value_change = None
-            if column.printed is not None:
-                value, value_change = printed.value(row.id, column.printed), printed.change(row.id, column.printed)
-            levels.append(column.level(results, metrics[row.id], value, source))
-            in_percent = None if value_change is None else PERCENT * value_change
-            changes.append(column.change(results, metrics[row.id], in_percent, source))
+        source, metric = row.source or printed.source, metrics[row.id]
+        known = [(one, printed.value(row.id, one.printed) if one.printed else None) for one in columns]
+        moved = [(one, printed.change(row.id, one.printed) if one.printed else None) for one in columns]
+        levels = (one.numbers(results, metric, value, source) for one, value in known)
+        changes = (one.change(results, metric, value and PERCENT * value, source) for one, value in moved)
         rows.append(TableRow(row.title, tuple(levels), row.unit))
         rows.append(TableRow(f"{row.title}, change from {baseline}", tuple(changes), "%"))
     for title, metric in stand_ins.items():
-        rows += _stand_in(results, title, metric, columns, baseline)
+        if metric in results.metrics():
+            levels = (column.numbers(results, metric) for column in columns)
+            changes = (column.change(results, metric) for column in columns)
+            rows.append(TableRow(f"{title} (ours, in place of tasks)", tuple(levels), "nats"))
+            rows.append(TableRow(f"{title}, change from {baseline} (ours)", tuple(changes), "%"))
     for row in (row for row in printed.rows if row.id not in metrics):
         cells = (_score(results, column, row, printed) for column in columns)
         rows.append(TableRow(row.title, tuple(cells), row.unit))
@@ -119,8 +108,8 @@ def loss_table(
 def _score(results: Results, column: LossColumn, row: Row, printed: Table) -> TableCell:
     """Return a cell with our score on one of the paper's tasks, in percent, beside the paper's score.
 
-    If no trial of the column's arm was evaluated on the task, our score is shown as `out of reach`; if, in addition,
-    the paper's table does not show this arm, the cell is blank. printed: the paper's table. row: its row for the task.
+    If no trial of the arm was evaluated on the task, our score is out of reach, and the cell is blank if the paper's
+    table does not show the arm either.
     """
     part, source = column.part or results, row.source or printed.source
     value = printed.value(row.id, column.printed) if column.printed else None
@@ -139,18 +128,3 @@ def _scores(results: Results, tasks: Sequence[Task]) -> dict[str, float]:
         return {}
     scores = {row["id"]: fmean(fmean(row[name] for name in some) for some in names) for row in results.rows}
     return {trial: score for trial, score in scores.items() if not math.isnan(score)}
-
-
-def _stand_in(
-    results: Results, title: str, metric: str, columns: Sequence[LossColumn], baseline: str
-) -> Iterator[TableRow]:
-    """Yield two rows of a metric of ours that the paper does not have: each column's mean, and its change in percent.
-
-    Yield nothing if no trial has the metric. title: the metric's name in the titles of the rows. baseline: the
-    baseline's name in the title of the second row.
-    """
-    if metric in results.metrics():
-        levels = tuple(column.level(results, metric) for column in columns)
-        changes = tuple(column.change(results, metric) for column in columns)
-        yield TableRow(f"{title} (ours, in place of tasks)", levels, "nats")
-        yield TableRow(f"{title}, change from {baseline} (ours)", changes, "%")

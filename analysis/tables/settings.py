@@ -43,10 +43,7 @@ class SettingsColumn:
     settings: Mapping[str, Describe] = field(default_factory=dict)  # additions to SETTINGS for this column
 
     def cell(self, describe: Describe, value: float | str | None, source: str = "") -> TableCell:
-        """Return a cell with one setting of the arm's first trial, beside the paper's setting.
-
-        describe: returns our setting as text. value: the paper's setting; if it is None, ours is marked as assumed.
-        """
+        """Return one setting of the arm's first trial beside the paper's `value`; without one, ours is assumed."""
         if isinstance(self.part, NotPlanned):
             return TableCell(self.part, value, source, comparable=False)
         trials = tuple(trial_ids(self.part, self.arm, self.where).values())
@@ -57,7 +54,7 @@ class SettingsColumn:
 
 
 def _line(results: Results, trial: str) -> tuple[Trial, ...]:
-    """Return a trial's ancestors (parent, its parent …), oldest first, and then the trial itself. trial: its id."""
+    """Return the trial with this id after its ancestors (parent, its parent …), oldest first."""
     planned = results.plan.trials[trial]
     return (*(() if planned.parent is None else _line(results, planned.parent)), planned.trial)
 
@@ -67,9 +64,8 @@ def settings_table(
 ) -> TableResult:
     """Return a table of the paper's settings beside ours.
 
-    printed: the paper's table; its row ids are keys of SETTINGS. columns: one for each column of the paper's table.
-    unstated: for more rows, of settings that the paper does not state: title of the row → function that returns our
-    setting as text.
+    printed: the paper's table; its row ids are keys of SETTINGS, and it has as many columns as `columns`. unstated: by
+    title, further rows of settings that the paper does not state.
     """
     rows = [TableRow("Model", tuple(column.cell(model, column.model, printed.source) for column in columns))]
     for row in printed.rows:
@@ -87,15 +83,8 @@ def settings_table(
 
 
 def model(line: Lineage) -> str:
-    """Return the name of the model that an arm trains, and the model's number of parameters, as text.
-
-    line: the arm's trial, after its trunks if there are any.
-    """
+    """Return the name of the model that an arm trains, and the model's number of parameters."""
     return f"{line.arm.model.name}, {parameters(line.arm.model) / 1e6:,.1f} M parameters"
-
-
-def _schedule(line: Lineage) -> str:
-    return ", then ".join(f"{t.schedule.kind} for {t.training.steps:,} steps" for t in line.trials)
 
 
 def _warmup(line: Lineage) -> str:
@@ -118,7 +107,7 @@ def _optimizer(line: Lineage) -> str:
 SETTINGS: dict[str, Describe] = {
     "data": lambda line: f"{line.arm.data.kind}, {line.arm.data.tokenizer}",
     "tokens": lambda line: number(sum(map(tokens_of, line.trials))),
-    "schedule": _schedule,
+    "schedule": lambda line: ", then ".join(f"{t.schedule.kind} for {t.training.steps:,} steps" for t in line.trials),
     "peak": lambda line: f"{max(t.optimizer.lr for t in line.trials):.2g}",
     "final": _final_rate,
     "batch": lambda line: f"{line.arm.training.batch:,}",

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from fewbits.analysis.engine.claims.findings import ControlResult, Finding, Outcome, Status, Verdict
+from fewbits.analysis.engine.claims.findings import Finding, Outcome, Status, Verdict
 from fewbits.analysis.engine.claims.schema import WITHIN, Kind
 from fewbits.analysis.views.html import render
-from fewbits.analysis.views.numbers import bounds, effect, p_value, size
+from fewbits.analysis.views.numbers import bounds, effect, size
 from fewbits.common.wording import plural
 
 SIGNS: dict[str, str] = {  # they distinguish outcomes without colour
@@ -42,8 +42,6 @@ class FindingView:
     tokens: str = ""  # the effect on a loss as extra tokens
     paper: str = ""  # the paper's own effect
     margin: str = ""  # the margin, or the bounds of a test that has bounds instead
-    p: str = ""
-    reason: str = ""
 
 
 def badge(outcome: Outcome | Status) -> Markup:
@@ -58,12 +56,9 @@ def badge(outcome: Outcome | Status) -> Markup:
 
 def counts(verdicts: Mapping[str, Verdict]) -> str:
     """Return the number of verdicts of each outcome by kind: `the paper's empirical claims: 9 reproduced, …`."""
-    found = []
-    for kind in Kind:
-        numbers = Counter(one.outcome for one in verdicts.values() if one.kind is kind)
-        if numbers:
-            found.append(f"{kind}: " + ", ".join(f"{numbers[one]} {one}" for one in Outcome if numbers[one]))
-    return "; ".join(found)
+    of_kind = {kind: Counter(one.outcome for one in verdicts.values() if one.kind is kind) for kind in Kind}
+    texts = {kind: ", ".join(f"{n[one]} {one}" for one in Outcome if n[one]) for kind, n in of_kind.items()}
+    return "; ".join(f"{kind}: {text}" for kind, text in texts.items() if text)
 
 
 def tallies(counted: str) -> list[tuple[str, Markup]]:
@@ -110,7 +105,7 @@ def card(verdict: Verdict, usual: Sequence[str] = ()) -> Markup:
         more=len(verdict.findings) - min(len(findings), MOST),
         columns={name for name in ("effect", "tokens", "paper") if any(getattr(one, name) for one in findings)},
         margins=list(dict.fromkeys(one.margin for one in findings if one.margin)),
-        controls=[(one.id, control_state(one)) for one in verdict.controls if not one.passed],
+        controls=[(one.id, "failed" if one.tested else "not tested") for one in verdict.controls if not one.passed],
     )
 
 
@@ -123,33 +118,18 @@ def _short(reason: str) -> str:
 
 def view(finding: Finding) -> FindingView:
     """Convert a finding to text for display."""
-    interval, sign = finding.interval, finding.test != WITHIN
-    half = (interval.high - interval.low) / 2 if interval else None
+    interval, sign, extra = finding.interval, finding.test != WITHIN, finding.extra_interval
+    half, printed = interval.half if interval else None, finding.printed
     return FindingView(
         finding.heading,
         badge(finding.status),
-        effect(finding.effect, half, finding.relative, sign=sign) if finding.effect is not None else "",
+        "" if finding.effect is None else effect(finding.effect, half, finding.relative, sign=sign),
         bounds(interval.low, interval.high, finding.relative, sign=sign) if interval else "",
         plural(finding.n, finding.unit) if finding.n else "",
-        tokens(finding),
-        "" if finding.printed is None else effect(finding.printed, None, finding.relative, sign=sign),
+        "" if finding.extra_tokens is None else effect(finding.extra_tokens, extra.half if extra else None, True),
+        "" if printed is None else effect(printed, None, finding.relative, sign=sign),
         f"± {size(finding.margin, finding.relative)}" if finding.margin else finding.bound,
-        p_value(finding.p) if finding.p is not None else "",
-        finding.reason,
     )
-
-
-def tokens(finding: Finding) -> str:
-    """Return the effect on a loss as extra tokens, for example `+0.8 %`; "" if it is not known."""
-    if finding.extra_tokens is None:
-        return ""
-    ends = finding.extra_interval
-    return effect(finding.extra_tokens, (ends.high - ends.low) / 2 if ends else None, True)
-
-
-def control_state(control: ControlResult) -> str:
-    """Return the result of a control as text: `passed`, `failed` or `not tested`."""
-    return "passed" if control.passed else "failed" if control.tested else "not tested"
 
 
 def to_json(record: object) -> str:

@@ -1,12 +1,16 @@
-"""Render the Jinja templates of analysis/views/templates/, for a report's page and for outputs of notebooks."""
+"""Render the Jinja templates of analysis/views/templates/, for a report's page and for outputs of notebooks.
+
+The page has the notebook's prose and results, without code; it loads no script, font or image.
+"""
 
 from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +32,28 @@ def render(template: str, **values: object) -> Markup:
     return Markup(_environment().get_template(f"{template}.html").render(**values))
 
 
-def style() -> Markup:
-    """Return a <style> element with the style sheets of a report's page."""
-    return Markup(f"<style>{_sheet('page')}{_sheet('items')}</style>")
+def page(title: str, cells: Iterable[tuple[str, str]], foot: Markup) -> str:
+    """Return a report's HTML page. cells: (Markdown text, HTML of the outputs) of each cell; foot: the last text."""
+    from markdown_it import MarkdownIt
+
+    markdown, contents, body = MarkdownIt("commonmark").enable("table"), [], Markup()
+    for text, html in cells:
+        tokens = markdown.parse(text)
+        for opening, inside in pairwise(tokens):
+            if opening.type == "heading_open":
+                opening.attrSet("id", numbers.anchor(inside.content))
+                if opening.tag == "h2":
+                    contents.append(inside.content)
+        prose = Markup(markdown.renderer.render(tokens, markdown.options, {}))
+        body += Markup('<div class="prose">{}</div>').format(prose) if prose else Markup()
+        body += Markup(html)
+    return document(title, body, contents, foot)
+
+
+def document(title: str, body: Markup, contents: list[str], foot: Markup | str = "") -> str:
+    """Return an HTML page. contents: the headings that the table of contents lists."""
+    style = Markup(f"<style>{_sheet('page')}{_sheet('items')}</style>")
+    return str(render("page", title=title, style=style, body=body, contents=contents, foot=foot)) + "\n"
 
 
 def in_notebook(html: Markup) -> str:
@@ -40,10 +63,7 @@ def in_notebook(html: Markup) -> str:
 
 
 def private(html: Markup, files: Mapping[str, str | bytes]) -> dict[str, Any]:
-    """Return {PRIVATE: what the report takes from an output}; {} if no report is being made.
-
-    files: contents by path in the report's folder.
-    """
+    """Return {PRIVATE: what the report takes from an output}, or {} if no report is made. files: contents by path."""
     if ASKED not in os.environ:
         return {}
     contents = {name: one.encode() if isinstance(one, str) else one for name, one in files.items()}
@@ -52,10 +72,7 @@ def private(html: Markup, files: Mapping[str, str | bytes]) -> dict[str, Any]:
 
 
 def link(file: str, text: str = "") -> Markup:
-    """Return a link to a file of the report; if no report is being made, the file's path.
-
-    text: replaces the path; without a report nothing is shown then.
-    """
+    """Return a link to a file of the report; if no report is being made, the path, or nothing if there is a text."""
     if ASKED not in os.environ:
         return Markup() if text else escape(file)
     return Markup('<a href="{}">{}</a>').format(file, text or file)

@@ -54,24 +54,13 @@ def effect(value: float, error: float | None, relative: bool, *, sign: bool = Tr
 
 
 def bounds(low: float, high: float, relative: bool, *, sign: bool = True) -> str:
-    """Return an interval as the text `[low, high]`.
-
-    relative: the bounds are fractions and are shown in percent, without a percent sign. sign: show plus signs.
-    """
-    factor = 100 if relative else 1
+    """Return an interval as the text `[low, high]`. relative, sign: as for `effect`."""
+    factor, unit = (100, f"{THIN}%") if relative else (1, "")
     places = decimals(0.0, (high - low) / 2 * factor)
-    return f"[{number(low * factor, places, sign=sign)}, {number(high * factor, places, sign=sign)}]"
+    return f"[{number(low * factor, places, sign=sign)}, {number(high * factor, places, sign=sign)}]{unit}"
 
 
 def size(value: float, relative: bool) -> str:
-    """Return a margin or a minimum detectable effect as text with two significant digits.
-
-    relative: the value is a fraction and is shown in percent.
-    """
-    factor = 100 if relative else 1
-    return number(value * factor, decimals(0.0, value * factor)) + (f"{THIN}%" if relative else "")
-
-
-def p_value(p: float | None) -> str:
-    """Return a p value as text with two significant digits, or "< 10⁻⁶"; "" for None."""
-    return "" if p is None else number(p, min(6, decimals(0.0, p))) if p >= 1e-6 else "< 10⁻⁶"
+    """Return a margin or a minimum detectable effect as text with two significant digits. relative: as for `effect`."""
+    factor, unit = (100, f"{THIN}%") if relative else (1, "")
+    return number(value * factor, decimals(0.0, value * factor)) + unit

@@ -28,8 +28,7 @@ from fewbits.sweeps.planning.cost import tokens_of, work_of
 from fewbits.sweeps.planning.plan import Planned
 from fewbits.version import __version__
 
-SOURCES = ("kernels", "models", "experiments", "sweeps", "analysis")
-CODE = {".py", ".yaml", ".css", ".html", ".h", ".cpp", ".cu", ".cuh"}
+CODE = {".py", ".yaml", ".css", ".html"}
 _ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "numpy", "scipy", "pandas", "matplotlib")
 
@@ -53,36 +52,22 @@ class Provenance:
         return Counter(str(record[key]) for _, record in self.finished if record.get(key) is not None)
 
     @property
-    def _same_sources(self) -> bool:
-        return len({record["sources"] for _, record in self.finished}) == 1
-
-    @property
     def notices(self) -> list[str]:
-        """Warnings that the code changed, or that known results influenced the design."""
-        return [*self._used_seed_warnings, *self._not_installed_sources]
-
-    @property
-    def _used_seed_warnings(self) -> list[str]:
-        """A warning if results of planned seeds were known when the sweep was designed (engine/claims/seeds.yaml)."""
+        """Warnings that known results influenced the design (engine/claims/seeds.yaml), or that the code changed."""
+        lines = []
         study, seeds = self.results.plan.sweeps[0].study, {member.cell.seed for member in self.results.members}
-        pilots = pilots_of(study, self.results.scale_name, sorted(seeds))
-        listed = ", ".join(map(str, pilots))
-        reasons = "; ".join(dict.fromkeys(pilots.values()))
-        seen = f"this design was chosen after results of {plural(len(pilots), 'seed')} ({listed}) had been seen"
-        return [f"{seen}, so these verdicts are no independent test: {reasons}"] if pilots else []
-
-    @property
-    def _not_installed_sources(self) -> list[str]:
-        """A warning if some of the trials were computed by code that may give other bits than the installed code."""
-        other = [(planned, record) for planned, record in self.finished if not record["current"]]
-        if not other:
-            return []
-        commits = sorted({str(record["git"])[:10] for _, record in other if record.get("git")})
-        named = f" (commit{'s' if len(commits) > 1 else ''} {', '.join(commits)})" if commits else ""
-        trials, were = plural(len(self.finished), "trial"), "was" if len(other) == 1 else "were"
-        line = f"{len(other)} of {trials} {were} computed by code that differs from today's{named}"
-        explain = f"to show the difference for one: `fewbits explain {other[0][0].id[:HASH]}`"
-        return [f"{line}; {explain}"]
+        if pilots := pilots_of(study, self.results.scale_name, sorted(seeds)):
+            listed, reasons = ", ".join(map(str, pilots)), "; ".join(dict.fromkeys(pilots.values()))
+            seen = f"this design was chosen after results of {plural(len(pilots), 'seed')} ({listed}) had been seen"
+            lines.append(f"{seen}, so these verdicts are no independent test: {reasons}")
+        if other := [(planned, record) for planned, record in self.finished if not record["current"]]:
+            commits = sorted({str(record["git"])[:10] for _, record in other if record.get("git")})
+            named = f" (commit{'s' if len(commits) > 1 else ''} {', '.join(commits)})" if commits else ""
+            trials, were = plural(len(self.finished), "trial"), "was" if len(other) == 1 else "were"
+            line = f"{len(other)} of {trials} {were} computed by code that differs from today's{named}"
+            explain = f"to show the difference for one: `fewbits explain {other[0][0].id[:HASH]}`"
+            lines.append(f"{line}; {explain}")
+        return lines
 
     @property
     def mixed(self) -> list[str]:
@@ -90,30 +75,24 @@ class Provenance:
 
         Only the environments of trials with the same seed, and those in which one trial was computed, are compared.
         """
-        lines = []
-        commits = self.values("git")
+        lines, commits = [], self.values("git")
         if len(commits) > 1:
             each = ", ".join(f"{value[:10]} ({plural(count, 'trial')})" for value, count in commits.items())
-            lines.append(f"{len(commits)} commits: {each}" + ("; their sources are the same" * self._same_sources))
+            same = len({record["sources"] for _, record in self.finished}) == 1
+            lines.append(f"{len(commits)} commits: {each}" + ("; their sources are the same" * same))
         if dirty := self.values("git_dirty")["True"]:
             were = "was" if dirty == 1 else "were"
             lines.append(f"{plural(dirty, 'trial')} {were} computed from a working tree with uncommitted changes")
         return lines + unlike_within_seeds(self.results.rows)
 
     def of_environments(self, key: str) -> str:
-        """Return the different values of one key of the trials' environments as text.
-
-        An environment is a record of the machine and software that computed a trial, in its provenance.json.
-        """
+        """Return the different values of one key of the trials' environments (machine and software) as text."""
         records = (environment for _, record in self.finished for environment in record["environments"])
         values = {str(environment[key]) for environment in records if environment.get(key) is not None}
         return ", ".join(sorted(values)) or "unknown"
 
     def rows(self) -> Iterator[tuple[str, str, bool]]:
-        """Yield the rows of the table that says where the report's numbers come from.
-
-        A row is (name, value, True to show the value as code).
-        """
+        """Yield (name, value, True to show the value as code): where the report's numbers come from."""
         trials, members = self.results.plan.trials, self.results.members
         overrides = shlex.join(self.overrides)
         commands, commits = [f"fewbits sweep {overrides}", f"fewbits report {overrides}"], list(self.values("git"))
@@ -130,13 +109,12 @@ class Provenance:
         yield "Training", f"{number(tokens)} tokens and {work:.2g} FLOPs in all finished trials", False
         made_of = next(iter(trials.values())).made_of
         yield "Numerics version", label(made_of), False
-        yield "Fingerprint of the analysis", sources(("analysis",))[:16], True
+        yield "Fingerprint of the analysis", _analysis_sources()[:16], True
         for name, data in sorted({(trial.trial.data.kind, trial.made_of["data"]) for trial in trials.values()}):
             yield f"Data: {name}", data[:16], True
         yield "Commits", ", ".join(value[:10] for value in sorted(self.values("git"))) or "unknown", False
-        yield "Kinds of machine", self.of_environments("kind"), False
-        yield "Computed on", self.of_environments("processor"), False
-        yield "Backend", self.of_environments("backend"), False
+        for name, key in (("Kinds of machine", "kind"), ("Computed on", "processor"), ("Backend", "backend")):
+            yield name, self.of_environments(key), False
         if executed := self.values("products")[FP8]:
             emulated = len(self.finished) - executed
             yield "Products", f"{plural(executed, 'trial')} executed in FP8, {emulated} emulated", False
@@ -146,25 +124,19 @@ class Provenance:
         yield "Packages of the analysis", ", ".join(f"{name} {version(name)}" for name in PACKAGES), False
 
     def table(self) -> Markup:
-        """Return the table that says where the report's numbers come from (`rows`) as HTML."""
+        """Return `rows` as HTML."""
         return render("provenance", rows=self.rows())
 
     def flags(self) -> Markup:
         """Return the warnings at the top of a report as HTML: missing results, changed code, different environments."""
-        return render(
-            "flags",
-            notices=self.notices,
-            missing=self.results.flags,
-            places=len(self.results.members),
-            mixed=self.mixed,
-        )
+        missing, places = self.results.flags, len(self.results.members)
+        return render("flags", notices=self.notices, missing=missing, places=places, mixed=self.mixed)
 
 
-def sources(folders: tuple[str, ...]) -> str:
-    """Return one digest of the names and contents of the files in these folders of fewbits whose suffix is in CODE."""
+def _analysis_sources() -> str:
+    """Return one digest of the names and contents of the analysis's files whose suffix is in CODE."""
     total = hashlib.sha256()
-    for name in folders:
-        for path in sorted(path for path in (_ROOT / name).rglob("*") if path.suffix in CODE):
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()
-            total.update(f"{path.relative_to(_ROOT).as_posix()} {digest}\n".encode())
+    for path in sorted(path for path in (_ROOT / "analysis").rglob("*") if path.suffix in CODE):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        total.update(f"{path.relative_to(_ROOT).as_posix()} {digest}\n".encode())
     return total.hexdigest()

@@ -79,7 +79,8 @@ class ShownFigure(Figure):
         return self._card("" if self.missing else data_uri(in_both_themes(svg(self))))
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        vector, image, html, files = svg(self), png(self), self._card(""), {}
+        vector, image, html = svg(self), png(self), self._card("")
+        files: dict[str, str | bytes] = {}
         if not self.missing:
             stem = f"figures/{anchor(self.report_name)}"
             html, files = self._card(data_uri(vector)), {f"{stem}.svg": vector, f"{stem}.png": image}
@@ -132,12 +133,15 @@ class Items(tuple[ShownFrame | ShownFigure, ...]):
         return f"({', '.join(item.report_name for item in self)})"
 
 
-def finding_row(verdict: Verdict, finding: Finding) -> dict[str, Any]:
-    """Return the row of one comparison: the claim's id and verdict, the comparison's name and status, and its numbers.
-
-    The numbers are fields of Finding; low and high are the interval, and paper is `printed`.
-    """
+def numbers_of(finding: Finding) -> dict[str, Any]:
+    """Return the numbers of a comparison by column: low and high are the interval, and paper is the paper's effect."""
     low, high = (finding.interval.low, finding.interval.high) if finding.interval else (None, None)
+    numbers = {"effect": finding.effect, "low": low, "high": high, "relative": finding.relative, "n": finding.n}
+    return {**numbers, "extra_tokens": finding.extra_tokens, "paper": finding.printed}
+
+
+def finding_row(verdict: Verdict, finding: Finding) -> dict[str, Any]:
+    """Return the row of one comparison: its claim and verdict, its name and status, and its numbers."""
     return {
         "claim": verdict.claim.id,
         "statement": verdict.claim.statement,
@@ -145,13 +149,7 @@ def finding_row(verdict: Verdict, finding: Finding) -> dict[str, Any]:
         "verdict": str(verdict.outcome),
         "comparison": finding.heading,
         "shows": str(finding.status),
-        "effect": finding.effect,
-        "low": low,
-        "high": high,
-        "relative": finding.relative,
-        "n": finding.n,
-        "extra_tokens": finding.extra_tokens,
-        "paper": finding.printed,
+        **numbers_of(finding),
         "margin": finding.margin,
         "p": finding.p,
         "reason": finding.reason,

@@ -11,8 +11,7 @@ from fewbits.analysis.report.items import Ours, Setting, TableCell, TableResult,
 from fewbits.analysis.report.registry import table
 from fewbits.analysis.studies.gaussws import metrics, metrics_timing, theory
 from fewbits.analysis.studies.gaussws.metrics_widths import OURS
-from fewbits.analysis.tables.cells import PERCENT, cell
-from fewbits.analysis.tables.comparing import compare
+from fewbits.analysis.tables.cells import PERCENT, cell, compare
 from fewbits.analysis.tables.settings import Describe, Lineage, SettingsColumn, settings_table
 from fewbits.analysis.views.numbers import number
 from fewbits.sweeps.planning.cost import tokens_of

@@ -18,7 +18,7 @@ from fewbits.analysis.report.items import FigureResult, MakeFigure
 from fewbits.analysis.report.registry import Entry, declared, study_registry
 from fewbits.analysis.studies.mor import schematics
 from fewbits.analysis.studies.mor.tensors import ONE, TITLES, TWO
-from fewbits.analysis.tables.comparing import compare
+from fewbits.analysis.tables.cells import compare
 from fewbits.sweeps.planning.plan import Plan
 from tests.analysis.mor.worlds import World, results
 from tests.analysis.shown_items import reaches_over
@@ -121,7 +121,7 @@ def test_the_diagram_of_a_block_has_no_numbers_of_a_diverged_run(smoke: Plan) ->
     picture = FIGURES["Figure 1"].make(found)
     assert isinstance(picture, FigureResult)
     assert picture.trials == ()
-    assert not any("%" in text.get_text() for text in themed(picture, "light").axes[0].texts)
+    assert not any("%" in text.get_text() for text in draw_figure(picture).axes[0].texts)
 
 
 def legend_of(name: str, found: Results) -> list[str]:
@@ -189,7 +189,7 @@ def test_effects_are_those_that_verdicts_are_read_off(made: Results) -> None:
         pairs = compare(made, "validation_loss", arm, where=ONE, sweep=sweep)
         assert isinstance(pairs, Differences)
         assert found[label].data == pairs
-        assert found[label].estimate.mean == pytest.approx(np.mean(pairs.values))
+        assert found[label].mean == pytest.approx(np.mean(pairs.values))
     assert found["Tensor"].paper == pytest.approx(0.0003, abs=1e-4)
     assert found["config. 2: Tensor"].paper == pytest.approx(0.0016, abs=1e-4)
     assert found["64×64"].paper == pytest.approx(0.0034, abs=1e-4)

@@ -21,7 +21,7 @@ from fewbits.analysis.figures.training import assign_styles
 from fewbits.analysis.report.items import FigureResult, MakeFigure
 from fewbits.analysis.report.registry import Entry, declared, study_registry
 from fewbits.analysis.studies.nvfp4 import gradient_errors, mxfp4_tokens, schematics
-from fewbits.analysis.tables.comparing import compare
+from fewbits.analysis.tables.cells import compare
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize
 from fewbits.sweeps.planning.plan import Plan, plan
@@ -165,7 +165,7 @@ def test_one_seed_a_diverged_arm_and_a_missing_one_are_drawn_and_said(empty: Pla
     found = mxfp4_tokens.longer(results)
     assert isinstance(found, mxfp4_tokens.Longer)
     assert len(found.times) == 3, "one of MXFP4's four lengths of training is missing"
-    assert {one.label: one.estimate.text for one in effects_of(results, "nvfp4", EFFECTS_FIGURE)}[
+    assert {one.label: one.text for one in effects_of(results, "nvfp4", EFFECTS_FIGURE)}[
         "last blocks in BF16"
     ] == "1 diverged"
 
@@ -289,7 +289,7 @@ def test_effects_are_those_that_verdicts_are_read_off(made: Results) -> None:
         pairs = compare(made, "validation_loss", arm, sweep="recipe")
         assert isinstance(pairs, Differences)
         assert found[label].data == pairs
-        assert found[label].estimate.mean == pytest.approx(EFFECTS["recipe", arm], abs=1e-3)
+        assert found[label].mean == pytest.approx(EFFECTS["recipe", arm], abs=1e-3)
     assert found["hybrid: MXFP4"].paper == 0.025
     assert not any("1.25×" in label for label in found), "arms that train for longer than their baseline are left out"
 
