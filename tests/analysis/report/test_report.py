@@ -33,8 +33,7 @@ def test_a_full_page_has_at_most_six_thousand_words_and_shows_all(
 ) -> None:
     results = simulated(study, "cpu", tmp_path, shared_cache(tmp_path_factory))
     report, html = shown_page(study, "cpu", results, monkeypatch)
-    names = {*report.verdicts, *(entry.id for entry in (*report.registry.tables, *report.registry.figures))}
-    assert names <= report.shown
+    assert {*report.verdicts, *report.registry.table_ids, *report.registry.figure_ids} <= report.shown
     assert len(parsed(html).words.split()) <= 6000
     top = report.top()
     assert 3 <= len(top) <= 7
