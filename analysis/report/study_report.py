@@ -23,7 +23,7 @@ from fewbits.analysis.engine.claims.judging import judge_study, scale_words
 from fewbits.analysis.engine.claims.schema import claim_ids, studies_with_claims
 from fewbits.analysis.engine.claims.verdicts import FAMILIES
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.results.paper import Paper, paper
+from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.report.items import FigureResult, Picture, Table, TableResult, why_missing
 from fewbits.analysis.report.registry import Entry, StudyRegistry, declared, study_registry
 from fewbits.analysis.report.top import top_rows, top_screen
@@ -85,10 +85,6 @@ class StudyReport:
         return f"{self.study}-{self.scale}"
 
     @cached_property
-    def paper(self) -> Paper:
-        return paper(self.study)
-
-    @cached_property
     def registry(self) -> StudyRegistry:
         return study_registry(self.study)
 
@@ -134,8 +130,9 @@ class StudyReport:
         result = entry.make(self.results) if entry else None
         if not isinstance(result, TableResult):
             return shown_frame((), name, self._framed(name, entry, result))
-        printed = self.paper.table(name) if entry and entry.of_paper else None
-        source = self.paper.sources[printed.source] if printed and printed.source != "printed" else ""
+        of = paper(self.study)
+        printed = of.table(name) if entry and entry.of_paper else None
+        source = of.sources[printed.source] if printed and printed.source != "printed" else ""
         body, frame, file = table_html(result, self._new(result.notes)), result.frame(), f"tables/{anchor(name)}.csv"
         html = self._framed(name, entry, result, source=source, body=body, file=link(file, "CSV"))
         return shown_frame(frame, name, html, {file: frame.to_csv(index=False)})
@@ -149,7 +146,7 @@ class StudyReport:
         if not isinstance(result, FigureResult):
             html = self._framed(name, entry, result)
             return shown_figure(None, name, lambda _: html, why_missing(result) if result else NOT_MADE)
-        caption = self.paper.figure(name).caption if entry and entry.of_paper else ""
+        caption = paper(self.study).figure(name).caption if entry and entry.of_paper else ""
         notes = self._new(result.notes)
 
         def card(image: str) -> Markup:
