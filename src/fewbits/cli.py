@@ -57,6 +57,7 @@ GROUPS = {
         Command("report", "write a study's report: its tables, figures and claims", "study=mor scale=cpu"),
         Command("claims", "list a study's claims with their verdicts", "study=mor scale=cpu"),
         Command("probe", "compare recipes at a checkpoint: loss, gradients, operands", "RUN bf16 mor/block nvfp4"),
+        Command("compare", "compare losses of runs, of a sweep's arms, or of other programs' logs", "RUN RUN"),
         Command("evaluate", "evaluate finished runs: loss, other text, tasks of lm-eval", "RUN loss --text notes.txt"),
     ),
     "share": (
