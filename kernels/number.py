@@ -1,8 +1,4 @@
-"""Round one number to every format: the code that it gets, the value of that code, and the neighbours of that value.
-
-The integer formats int8 and int4 are symmetric (−127 to 127 and −7 to 7, two's complement) with a scale of 1; mxint8,
-the element of MXINT8, is int8 with a scale of 1/64 (OCP MX v1.0), as the quantizer's format `int8`.
-"""
+"""Round one number to every format: the code that it gets, the value of that code, and the neighbours of that value."""
 
 from __future__ import annotations
 
@@ -10,8 +6,6 @@ import math
 from dataclasses import dataclass
 
 from fewbits.kernels.formats import TABLE, Format
-
-INTEGERS = {"int8": (8, 1.0), "int4": (4, 1.0), "mxint8": (8, 1 / 64)}  # bits, and the value of one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +16,13 @@ class Rounded:
     """
 
     format: str
-    bits: str  # the code in binary: sign, exponent and mantissa separated by blanks; for integer formats without blanks
+    bits: str  # the code in binary: sign, exponent and mantissa separated by blanks
     code: int
     value: float
     below: float | None  # the next smaller finite value of the format
     above: float | None  # the next larger finite value of the format
     error: float  # value − number
-    kind: str  # zero, subnormal, normal, saturated or nan; for integer formats integer or saturated
+    kind: str  # zero, subnormal, normal, saturated or nan
 
 
 def rounded(number: float) -> tuple[Rounded, ...]:
@@ -37,10 +31,7 @@ def rounded(number: float) -> tuple[Rounded, ...]:
     A number whose magnitude is beyond a format's largest value becomes this value, with the number's sign.
     Formats without NaN are left out if the number is NaN, and unsigned formats if the number has a minus sign.
     """
-    rows = [_in_format(number, f) for f in TABLE.values() if f.name not in INTEGERS and _can_hold(number, f)]
-    if not math.isnan(number):
-        rows += [_in_integers(number, name, *facts) for name, facts in INTEGERS.items()]
-    return tuple(rows)
+    return tuple(_in_format(number, f) for f in TABLE.values() if _can_hold(number, f))
 
 
 def _can_hold(number: float, f: Format) -> bool:
@@ -94,24 +85,6 @@ def _fields(code: int, f: Format) -> str:
     text = f"{code:0{f.bits}b}"
     sign, rest = text[: f.signed], text[f.signed :]
     return " ".join(part for part in (sign, rest[: f.exponent_bits], rest[f.exponent_bits :]) if part)
-
-
-def _in_integers(number: float, name: str, bits: int, step: float) -> Rounded:
-    largest = (1 << bits - 1) - 1
-    # An infinity is beyond every integer; round() takes ties to even.
-    whole = largest + 1 if math.isinf(number) else round(abs(number) / step)
-    integer = int(math.copysign(min(whole, largest), number))
-    value = integer * step
-    return Rounded(
-        format=name,
-        bits=f"{integer & (1 << bits) - 1:0{bits}b}",
-        code=integer & (1 << bits) - 1,
-        value=value,
-        below=(integer - 1) * step if integer > -largest else None,
-        above=(integer + 1) * step if integer < largest else None,
-        error=value - number,
-        kind="saturated" if whole > largest else "integer",
-    )
 
 
 def parse_number(text: str) -> float:

@@ -14,7 +14,6 @@ from fewbits.analysis.figures.theme import Array
 from fewbits.kernels.accumulators import product
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.formats import TABLE
-from fewbits.kernels.number import INTEGERS
 from fewbits.kernels.packed import encode
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.kernels.reference.rotation import rotate
@@ -63,8 +62,8 @@ def error(x: Tensor, quantizer: str) -> float:
 
 def positive(name: str) -> Array:
     """Return the positive values of a format in ascending order. name: as in kernels.formats, or int8 or int4."""
-    if name in INTEGERS:
-        return np.arange(1, 1 << INTEGERS[name][0] - 1, dtype=np.float64) * INTEGERS[name][1]
+    if name in ("int8", "int4"):  # in units of their step
+        return np.arange(1, TABLE[name].max_code + 1, dtype=np.float64)
     values = map(TABLE[name].decode, range(TABLE[name].max_code + 1))
     return np.array([value for value in values if value > 0])
 

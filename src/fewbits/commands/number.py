@@ -19,7 +19,7 @@ def main(argv: Sequence[str]) -> int:
         "fewbits number",
         about="Round a number to every format, without a scale. Print the bits (sign, exponent, mantissa), the code, "
         "the rounded value and its neighbours in the format. Rounding is to nearest, ties to even; beyond a format's "
-        "largest value, the result is that value.",
+        "largest value, the result is that value. int8 and int4 have steps of 1/64 and 1/4, as in a quantizer.",
         examples="example: fewbits number 0.3, fewbits number 1/3 --json, fewbits number -- -448.5",
     )
     parser.add_argument("number", help="0.3, 0x1.8p-3, 1/3, inf or nan; write -- before a negative number")
