@@ -47,13 +47,20 @@ def spell(place: Mapping[str, str]) -> str:
 def expand(sweep: Sweep, extra: tuple[str, ...] = ()) -> list[Cell]:
     """Return the sweep's cells, sorted by arm, then by the values of the axes, then by seed, in the file's order.
 
-    extra: further overrides for every trial. Raise ValueError if one of them sets an axis of the sweep.
+    extra: further overrides for every trial. Raise ValueError if one of them sets an axis of the sweep, or all that
+    distinguishes two of an axis's values.
     """
-    for axis in (axis for group in sweep.groups for axis in group):
-        if axis in [override.partition("=")[0] for override in extra]:
+    fixed = {override.partition("=")[0] for override in extra}
+    for group in sweep.groups:
+        values = [
+            [o for texts in bundles for o in texts] for bundles in zip(*map(dict.values, group.values()), strict=True)
+        ]
+        left = {tuple(o for o in texts if o.partition("=")[0] not in fixed) for texts in values}
+        keys = fixed & {*group, *(o.partition("=")[0] for texts in values for o in texts)}
+        if fixed & group.keys() or len(left) < len({*map(tuple, values)}):
             raise ValueError(
-                f"{axis} is an axis of sweep {sweep.name}, so no override may set it: choose its values with "
-                f"axes={{{axis}:[…]}}"
+                f"{', '.join(sorted(keys))}: axis {' and '.join(group)} of sweep {sweep.name} has other values, so no "
+                f"override may set it: choose the axis's values with axes={{{next(iter(group))}:…}}"
             )
     return [
         _cell(sweep, arm, axes, seed, extra)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -79,6 +80,26 @@ _ALL = (
 STUDIES = {study.name: study for study in _ALL}
 
 
+def outline_of(study: Study) -> list[dict[str, Any]]:
+    """Return for each sweep of a study its name, description, scales and, by name, the descriptions of its own arms.
+
+    scales: those in the key `scales` of the sweep's file, or all of the study. At other scales the file is not
+    composed, since the scale's file may lack the `values` that only this sweep uses.
+    """
+    files = {
+        path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted((CONFIG / study.name).glob("*.yaml"))
+    }
+    return [
+        {
+            "name": name,
+            "about": data["about"],
+            "scales": [scale for scale in study.scales if scale in data.get("scales", study.scales)],
+            "arms": {arm: settings.get("about", "") for arm, settings in data["arms"].items()},
+        }
+        for name, data in files.items()
+    ]
+
+
 def load_sweeps(overrides: Sequence[str]) -> tuple[list[Sweep], tuple[str, ...]]:
     """Return the sweeps that the overrides select, and the overrides that apply to every trial of these sweeps.
 
@@ -134,11 +155,15 @@ def _files(chosen: dict[str, str], changes: Sequence[str], own: Folders) -> list
     if study is None:
         raise ValueError(f"name a sweep: study=NAME or a sweep file FILE.yaml; valid studies are {', '.join(STUDIES)}")
     one_of("study", study, STUDIES)
-    files = {path.stem: path for path in sorted((CONFIG / study).glob("*.yaml"))}
+    scale = [Sweep("").scale, *(change.partition("=")[2] for change in changes if change.startswith("scale="))][-1]
+    one_of("scale", scale, STUDIES[study].scales)
+    at = {each["name"]: each["scales"] for each in outline_of(STUDIES[study])}
+    files = {name: CONFIG / study / f"{name}.yaml" for name in at}
     if sweep is not None:
         one_of("sweep", sweep, files)
+        one_of(f"sweep={sweep}: scale", scale, at[sweep])
         return [(files[sweep], study)]
-    return [(path, study) for path in files.values() if _may_run(path, changes)]
+    return [(files[name], study) for name, scales in at.items() if scale in scales]
 
 
 def _suggestion(argument: str, own: Folders) -> str:
@@ -146,18 +171,6 @@ def _suggestion(argument: str, own: Folders) -> str:
     files = {f"study={argument}": argument in STUDIES, f"sweep={argument}": own.file(SWEEPS, argument)}
     files[f"{argument}.yaml"] = Path(f"{argument}.yaml").is_file()
     return next((f"did you mean {valid}?" for valid, exists in files.items() if exists), "")
-
-
-def _may_run(file: Path, changes: Sequence[str]) -> bool:
-    """Tell from the key `scales` of a sweep file whether the sweep is trained at the scale that `changes` choose.
-
-    Return True if `changes` choose no scale or an unknown one. A file for which the result is False is not composed
-    with the scale's file. Therefore the scale's file may lack the numbers (its section `values`) that only this sweep
-    uses.
-    """
-    scale = [change.partition("=")[2] for change in changes if change.startswith("scale=")]
-    scales = (yaml.safe_load(file.read_text("utf-8")) or {}).get("scales")
-    return not scale or scales is None or scale[-1] in scales or not (file.parent / f"scale/{scale[-1]}.yaml").is_file()
 
 
 def _load(file: Path, study: str, changes: Sequence[str]) -> Sweep:

@@ -51,14 +51,19 @@ def print_memory(plan: Plan, device_bytes: float) -> int:
 
 
 def print_power(study: str, plan: Plan) -> None:
-    """Print for each claim of a study the smallest effect that the planned seeds can detect, or why none can."""
+    """Print for each claim of a study the smallest effect that the planned seeds can detect, if any is known."""
     from fewbits.analysis.engine.claims.preview import preview, preview_lines
     from fewbits.analysis.engine.claims.schema import studies_with_claims
     from fewbits.analysis.engine.results.frames import Results
 
     if study not in studies_with_claims():
         return
-    print("\n" + "\n".join(preview_lines(preview(study, Results(plan)))))
+    previews = preview(study, Results(plan))
+    if any(one.mde is not None for one in previews):
+        print("\n" + "\n".join(preview_lines(previews)))
+    elif previews:
+        command = f"fewbits claims study={study} scale={plan.sweeps[0].scale} --power --sd validation_loss=0.0007"
+        print(f"\neffects that the seeds can detect, for a standard deviation over seeds: {command}")
 
 
 def _trial_rows(plan: Plan, statuses: Mapping[str, TrialStatus]) -> Iterator[tuple[str, str, str, str]]:

@@ -90,18 +90,26 @@ def _read(group: str, name: str | None, searched: Sequence[str], read: Callable[
 
 
 def _print_studies(name: str | None, as_json: bool) -> None:
-    from fewbits.sweeps.planning.studies import STUDIES
+    from fewbits.sweeps.planning.studies import STUDIES, outline_of
 
     if name is not None:
         one_of("study", name, STUDIES)
     studies = [study for study in STUDIES.values() if name in (None, study.name)]
     if as_json:
-        print_json([{**dataclasses.asdict(study), "recipes": study.recipes} for study in studies])
+        sweeps = {} if name is None else {"sweeps": outline_of(studies[0])}
+        print_json([{**dataclasses.asdict(study), "recipes": study.recipes, **sweeps} for study in studies])
         return
     entries = []
     for study in studies:
         title = f"{study.title} (arXiv {study.arxiv})" if study.arxiv else study.title
         entries.append("\n  ".join([study.name, title, study.about, f"recipes {', '.join(study.recipes)}"]))
+    for sweep in [] if name is None else outline_of(studies[0]):
+        arms = textwrap.fill(
+            f"arms {', '.join(sweep['arms'])}", WIDTH, subsequent_indent="    ", break_on_hyphens=False
+        )
+        entries.append(
+            "\n  ".join([f"sweep={sweep['name']}", sweep["about"], f"scales {', '.join(sweep['scales'])}", arms])
+        )
     print("\n\n".join(entries))
 
 
