@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import time
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fewbits.experiments.storage.run_folder import RunFolder
     from fewbits.experiments.trial import Runtime, Trial
 
+SCORES = 12  # of tasks and texts in the last line
 EXAMPLES = """\
 examples:
   fewbits train model=nemotron-nano recipe=mor/block data=python scale=cpu seed=1
@@ -136,7 +138,9 @@ def _train(trial: Trial, runtime: Runtime) -> int:
         line.end()
         tracker.close()
     if result:
-        print(f"{folder.path}\n{summary(folder.result() or result)}")
+        from fewbits.experiments.storage.results import with_stored
+
+        print(f"{folder.path}\n{summary(with_stored(folder.path, folder.result() or result))}")
     return 0
 
 
@@ -192,10 +196,16 @@ class Stop:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """Return result.json's content in one line: status, losses, share of decisions for BF16."""
+    """Return a result in one line: status, losses, scores of tasks and texts, share of decisions for BF16."""
+    from fewbits.experiments.storage.results import numbers
+
     parts = [f"{result['status']} at step {result['step']}"]
     names = (("loss", "loss"), ("validation_loss", "validation"), ("ood_loss", "out of domain"))
     parts += [f"{name} {result[key]:.4f}" for key, name in names if result.get(key) is not None]
+    scores = [(f"{name}.loss", measured["loss"]) for name, measured in result.get("texts", {}).items()]
+    scores += [each for each in numbers(result.get("tasks", {})) if not re.search("_stderr|sample_len", each[0])]
+    parts += [f"{name.removesuffix(',none')} {value:.4f}" for name, value in scores[:SCORES] if value is not None]
+    parts += [f"{len(scores) - SCORES} further scores"] if len(scores) > SCORES else []
     if (share := result.get("decisions", {}).get("bf16")) is not None:
         parts.append(f"BF16 in {100 * share:.1f} % of decisions")
     return ", ".join(parts)
