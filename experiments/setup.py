@@ -12,6 +12,7 @@ from fewbits.experiments.data.tokenizing import saved_tokenizer
 from fewbits.experiments.evaluation.loss import evaluated_windows
 from fewbits.experiments.evaluation.tasks import check_tasks
 from fewbits.experiments.optimization.schedules import phases
+from fewbits.experiments.storage.results import read_text
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.quantizer import Block, Mixture, Quantizer
 from fewbits.models.execution import check_tokens
@@ -90,6 +91,11 @@ def check_data(trial: Trial, corpus: Corpus) -> None:
             "data.phases with branch.parent: fractions of the steps have no meaning for a branch: give the ends of "
             "phases as steps, counted from the start of the parent, in the parent and here"
         )
+    empty = [str(folder.path) for count, folder in corpus.steps_of_phases(t.steps) if not count]
+    if empty and trial.branch.parent is None:
+        raise ValueError(
+            f"data.phases: no step of {t.steps} reads {', '.join(empty)}: change `until` or training.steps"
+        )
     for folder in corpus.folders:
         Corpus(corpus.kind, folder).batch("train", 0, 1, t.length, 0)
     for split, count in evaluated_windows(trial, corpus).items():
@@ -106,15 +112,17 @@ def check_data(trial: Trial, corpus: Corpus) -> None:
 def check_evaluation(trial: Trial, corpus: Corpus) -> None:
     """Raise ValueError if the lm-eval tasks and texts that the trial requests could not be evaluated."""
     e = trial.evaluation
-    if missing := [text for text in e.texts if not Path(text).expanduser().is_file()]:
-        raise ValueError(f"evaluation.texts: there is no file {missing[0]}")
+    texts = {path: read_text(Path(path)) for path in e.texts}
     if e.tasks or e.texts:
-        if saved_tokenizer(corpus.folder) is None:
+        if (tokenizer := saved_tokenizer(corpus.folder)) is None:
             raise ValueError(
                 "evaluation.tasks and evaluation.texts need a tokenizer, but the tokenizer of "
                 f"data.kind={corpus.kind} is unknown: use data with a known tokenizer, such as data=python or "
                 "data=text, or remove the tasks and texts"
             )
+        for path, text in texts.items():
+            if tokenizer.encode([text])[0].size + (corpus.folder.meta.separator is not None) < 2:
+                raise ValueError(f"evaluation.texts: {path} has no token to predict; use a longer text")
         if e.tasks:
             check_tasks(e.tasks, e.tasks_path, e.run_code)
 

@@ -26,7 +26,7 @@ from fewbits.common.atomic import write_parquet
 from fewbits.experiments import devices
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.distributed.sharding import reshard, synchronize_gradients
-from fewbits.experiments.evaluation.evaluate import evaluate_missing_tasks, evaluate_tasks
+from fewbits.experiments.evaluation.evaluate import evaluate_missing, evaluate_tasks
 from fewbits.experiments.evaluation.loss import evaluate_documents, evaluate_loss, evaluated_windows, means
 from fewbits.experiments.optimization.optimizers import clip_gradients, set_learning_rate
 from fewbits.experiments.optimization.schedules import factor
@@ -72,7 +72,7 @@ def run(trial: Trial, runtime: Runtime, events: Events | None = None) -> tuple[R
                     return folder, compute(session)
         if not leads:
             return folder, {}
-        evaluate_missing_tasks(session)
+        evaluate_missing(session)
         session.events.saved(folder)
         session.events.message(DONE)
         return folder, folder.result() or {}

@@ -76,6 +76,8 @@ class Evaluation:
         for name, least in (("every", 1), ("windows", 1)):
             at_least(f"evaluation.{name}", getattr(self, name), least)
         at_least("evaluation.tasks_every", self.tasks_every, 0)
+        if self.tasks_every and not (self.tasks or self.texts):
+            raise ValueError(f"evaluation.tasks_every {self.tasks_every}: set evaluation.tasks or evaluation.texts")
         if self.ood_windows is not None:
             at_least("evaluation.ood_windows", self.ood_windows, 1)
 

@@ -41,7 +41,7 @@ class DataConfig:
     # Of the training split: bytes of text for python and torch, tokens for synthetic; None: the kind's default.
     size: int | None = None
     seed: int = 0  # for synthetic: another seed gives another language
-    repeat: int = 4  # how often a trial of a sweep may read the training split at most; planning checks it
+    repeat: int = 4  # how often a trial of a sweep may read the training split; `fewbits train` has no limit
     # For bin: the folders that training reads one after the other. Losses are those of the held-out text of `path`, or
     # of the first phase without a `path`.
     phases: tuple[Phase, ...] = field(default=(), metadata={"neutral": ()})
@@ -55,8 +55,6 @@ class DataConfig:
                 f"data.phases: until {ends[1:]}: increasing fractions of the steps, or increasing steps, are expected, "
                 "and 1 or nothing for the last phase"
             )
-        if self.phases and ends[-2] < 0:
-            raise ValueError(f"data.phases: until {ends[1:]}: a phase cannot end before training starts")
 
 
 @dataclass(frozen=True)
@@ -112,6 +110,14 @@ class Corpus:
         for until, folder in self.phases:
             yield None if until == 1 else int(until) if until > 1 else round(until * steps), folder
 
+    def steps_of_phases(self, steps: int) -> Iterator[tuple[int, TokenFolder]]:
+        """Yield how many steps of a training from scratch read each phase, and its tokens."""
+        first = 0
+        for end, folder in self._ends(steps):
+            end = steps if end is None else min(end, steps)
+            yield max(0, end - first), folder
+            first = max(first, end)
+
     def fresh_tokens(self, steps: int) -> int:
         """Return the number of tokens of training after which text is read a second time.
 
@@ -121,11 +127,10 @@ class Corpus:
         """
         if not self.phases:
             return self.tokens_in("train")
-        first, read, folders = 0, Counter[str](), {}
-        for end, folder in self._ends(steps):
-            end = steps if end is None else min(end, steps)
-            read[str(folder.path)] += end - first
-            first, folders[str(folder.path)] = end, folder
+        read, folders = Counter[str](), {}
+        for count, folder in self.steps_of_phases(steps):
+            read[str(folder.path)] += count
+            folders[str(folder.path)] = folder
         sizes = {path: Corpus(self.kind, folder).tokens_in("train") for path, folder in folders.items()}
         return min(sizes[path] * steps // count for path, count in read.items() if count > 0)
 

@@ -151,14 +151,16 @@ def evaluate_tasks(session: Session, model: Decoder, quantization: Quantization,
             _store(session.folder.path, session.world.device, key, results[key.task])
 
 
-def evaluate_missing_tasks(session: Session) -> None:
-    """Evaluate a finished trial on those of its requested tasks of which its run folder has no results."""
+def evaluate_missing(session: Session) -> None:
+    """Evaluate a finished trial on those of its tasks and texts of which its run folder has no results."""
     folder, trial = session.folder, session.trial
-    if missing := storage.missing_tasks(folder, trial.evaluation.tasks):
+    tasks, texts = storage.missing_evaluations(folder, trial)
+    if tasks or texts:
         check_evaluation(trial, session.corpus)
         session.events.message(f"evaluating {folder.path}, which is trained already")
         run = FinishedRun.open(folder.path, cache=session.runtime.cache)
-        evaluations_of(run, replace(Request.of(trial), tasks=missing), session.runtime)
+        request = replace(Request.of(trial), tasks=tasks, texts=tuple(map(Path, texts)))
+        evaluations_of(run, request, session.runtime)
 
 
 def _keys(request: Request, step: int) -> Iterator[Key]:
@@ -169,14 +171,14 @@ def _keys(request: Request, step: int) -> Iterator[Key]:
     for task in dict.fromkeys(request.tasks):
         yield Key(task, common | ({} if task == LOSS else harness), step, label(numerics()))
     for name, text in _texts(request).items():
-        yield Key(name, common | {"text": _digest(text)}, step, label(numerics()))
+        yield Key(name, common | {"text": storage.digest(text)}, step, label(numerics()))
 
 
 def _digest_of_folder(folder: Path) -> str:
     """Return a hash of all files in a folder of tasks, because a task may read data files and Python modules there."""
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.suffix != ".pyc")
     contents = ((str(file.relative_to(folder)), hashlib.sha256(file.read_bytes()).hexdigest()) for file in files)
-    return _digest(json.dumps([*contents]))
+    return storage.digest(json.dumps([*contents]))
 
 
 def _computed(
@@ -288,27 +290,13 @@ def _texts(request: Request) -> dict[str, str]:
     """
     paths: dict[str, dict[str, str]] = {}  # contents by file name and digest
     for path in request.texts:
-        text = _read_text(path)
-        paths.setdefault(path.name, {})[_digest(text)] = text
+        text = storage.read_text(path)
+        paths.setdefault(path.name, {})[storage.digest(text)] = text
     return {
         name if len(contents) == 1 else f"{name}-{digest[:8]}": text
         for name, contents in paths.items()
         for digest, text in contents.items()
     }
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _read_text(path: Path) -> str:
-    """Return a file's text as `data=text` reads it: line ends are not converted, and a byte order mark is removed."""
-    try:
-        return path.expanduser().read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise ValueError(f"there is no file {path}; name an existing text file with --text") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text in UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def _number(value: float) -> float | None:

@@ -61,22 +61,13 @@ def check_inputs(session: Session) -> None:
         raise ValueError("a probe (probe.seeds above 0) runs on one rank: remove resources.ranks")
     if parent is None:
         raise ValueError("probe.seeds: a probe needs a checkpoint: set branch.parent to a run")
-    source = run_folder.saved_trial(parent.folder.path)
-    ours, theirs = (
-        {key: value for key, value in one.to_dict()["model"].items() if key != "name"} for one in (trial, source)
-    )
-    if differing := [f"model.{key} {ours[key]!r}, not {theirs[key]!r}" for key in ours if ours[key] != theirs[key]]:
-        raise ValueError(
-            f"a probe must have the model of its run {parent.folder.path}, but has {'; '.join(differing)}: set the "
-            "run's values"
-        )
+    parent.check(trial, session.corpus)
     check_accumulators(trial.probe.accumulators)
-    state, length = parent.checkpoint.state, source.training.length
-    if trial.probe.split == "train" and state["position"] and trial.training.length != length:
+    length = run_folder.saved_trial(parent.folder.path).training.length
+    if trial.probe.split == "train" and parent.checkpoint.state["position"] and trial.training.length != length:
         raise ValueError(
             f"training.length {trial.training.length}: probe.split=train needs the parent's value, {length}"
         )
-    session.corpus.check(state["data"]["fingerprint"], state["data"])
 
 
 def run(session: Session) -> dict[str, Any]:
@@ -84,7 +75,7 @@ def run(session: Session) -> dict[str, Any]:
     trial, folder, device, t = session.trial, session.folder, session.world.device, session.trial.training
     assert session.parent is not None
     checkpoint, source = session.parent.checkpoint, run_folder.saved_trial(session.parent.folder.path)
-    own = replace(source, training=replace(source.training, dtype=t.dtype))
+    own = replace(source, model=replace(source.model, dropout=0.0), training=replace(source.training, dtype=t.dtype))
     bench = make_bench(own, checkpoint, device, DTYPES[trial.probe.reference or t.dtype])
     begin = _finished(folder.path)
     session.add_segment(begin)

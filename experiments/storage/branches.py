@@ -44,36 +44,52 @@ class Parent:
 
     def check(self, trial: Trial, corpus: Corpus) -> None:
         """Raise ValueError if the trial cannot start from this checkpoint. corpus: the trial's data."""
-        saved, data = saved_trial(self.folder.path), self.checkpoint.state["data"]
-        other_data = data["fingerprint"] != corpus.fingerprint
-        if other_data and spelled_data(trial.data) != spelled_data(saved.data):
-            raise ValueError(
-                f"a branch must have the data of its parent: {self.folder.path} was trained with "
-                f"{spelled_data(saved.data)}, not with {spelled_data(trial.data)}"
-            )
-        own, theirs = dict(self._inherited(trial)), dict(self._inherited(saved))
-        differing = [f"{key} {value!r}, not {theirs[key]!r}" for key, value in own.items() if value != theirs[key]]
-        if other_data:
-            differing.append("the same settings of data give other data here than where the parent trained")
-        if differing:
-            rounding = "; to change only the seed of rounding and noise, set training.rounding_seed"
-            raise ValueError(
-                f"a branch must have its parent's model and data, but this one differs from {self.folder.path}: "
-                f"{'; '.join(differing)}{rounding if trial.seed != saved.seed else ''}"
-            )
-        corpus.check(data["fingerprint"], data)
+        imported = IMPORTED in (self.folder.provenance() or {}).get("identity", {})
+        path, data = self.folder.path, self.checkpoint.state["data"]
+        check_start(trial, corpus.fingerprint, saved_trial(path), data["fingerprint"], path, imported=imported)
 
-    def _inherited(self, trial: Trial) -> Iterator[tuple[str, object]]:
-        """Yield the trial's settings (key, value) that must equal the parent's, except the settings of the data."""
-        for key, value in asdict(trial.model).items():
-            if key != "name":
-                yield f"model.{key}", value
-        if IMPORTED not in (self.folder.provenance() or {}).get("identity", {}):
-            yield "seed", trial.seed  # the order of the data depends on it
-            yield "training.length", trial.training.length  # the position in the data is a number of such sequences
-            yield "optimizer.kind", trial.optimizer.kind
-            if trial.data.phases:
-                yield "training.batch", trial.training.batch  # phases begin at steps
+
+def check_start(
+    trial: Trial, data: str, parent: Trial, parents_data: str, path: Path, *, imported: bool = False
+) -> None:
+    """Raise ValueError if the trial, a branch or a probe, cannot start from a checkpoint of the trial `parent`.
+
+    data, parents_data: the fingerprints of the data of both trials. path: the parent's run folder, which need not exist
+    yet. imported: the parent is an imported model.
+    """
+    kind = "probe" if trial.is_probe else "branch"
+    if data != parents_data and spelled_data(trial.data) != spelled_data(parent.data):
+        raise ValueError(
+            f"a {kind} must have the data of its parent: {path} was trained with "
+            f"{spelled_data(parent.data)}, not with {spelled_data(trial.data)}"
+        )
+    trains = not imported and not trial.is_probe
+    own, theirs = dict(_inherited(trial, trains)), dict(_inherited(parent, trains))
+    differing = [f"{key} {value!r}, not {theirs[key]!r}" for key, value in own.items() if value != theirs[key]]
+    if data != parents_data:
+        differing.append("the same settings of data give other data here than where the parent trained")
+    if differing:
+        rounding = "; to change only the seed of rounding and noise, set training.rounding_seed"
+        raise ValueError(
+            f"a {kind} must have its parent's model and data, but this one differs from {path}: "
+            f"{'; '.join(differing)}{rounding if trains and trial.seed != parent.seed else ''}"
+        )
+
+
+def _inherited(trial: Trial, trains: bool) -> Iterator[tuple[str, object]]:
+    """Yield the settings (key, value) that must equal the parent's, except those of the data.
+
+    trains: the trial continues the parent's training, with its optimizer state and its order of the data.
+    """
+    for key, value in asdict(trial.model).items():
+        if key != "name":
+            yield f"model.{key}", value
+    if trains:
+        yield "seed", trial.seed  # the order of the data depends on it
+        yield "training.length", trial.training.length  # the position in the data is a number of such sequences
+        yield "optimizer.kind", trial.optimizer.kind
+        if trial.data.phases:
+            yield "training.batch", trial.training.batch  # phases begin at steps
 
 
 def _imported_run(model: str, runs: Path) -> Path:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from fewbits.common.atomic import read_json, write_json
 from fewbits.common.from_dict import from_dict
 from fewbits.experiments.storage.run_folder import RunFolder
+from fewbits.experiments.trial import Trial, at_least
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -163,18 +164,46 @@ def best_of_recent(run: str | Path, name: str, checkpoints: int) -> float | None
 
     name: as in `scores_over_training`. checkpoints: how many. None: no checkpoint has the result.
     """
+    at_least("checkpoints", checkpoints, 1)
     table = scores_over_training(run)
     values = table[table["name"] == name].sort_values("step")["value"].dropna()
     return float(values.tail(checkpoints).max()) if len(values) else None
 
 
-def missing_tasks(folder: RunFolder, tasks: Sequence[str]) -> tuple[str, ...]:
-    """Return those of the tasks of which a finished run has no stored evaluation; () if the trial has diverged."""
-    result = folder.result() if tasks else None
+def read_text(path: Path) -> str:
+    """Return a file's text as `data=text` reads it: line ends are not converted, and a byte order mark is removed."""
+    try:
+        return path.expanduser().read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ValueError(f"text {path} to evaluate: {error.strerror}; name an existing text file") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def digest(text: str) -> str:
+    """Return the hash by which evaluations know a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def missing_evaluations(folder: RunFolder, trial: Trial) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return those of the trial's tasks and texts of which a finished run has no stored evaluation.
+
+    Both are empty if the trial has diverged. A text that cannot be read is missing.
+    """
+    tasks, texts = trial.evaluation.tasks, trial.evaluation.texts
+    result = folder.result() if tasks or texts else None
     if result is None or result["status"] != "done":
-        return ()
-    evaluated = {one.key.task for one in stored(folder.path) if _is_whole(one, result)}
-    return tuple(task for task in tasks if task not in evaluated)
+        return (), ()
+    keys = [one.key for one in stored(folder.path) if _is_whole(one, result)]
+    evaluated = {key.settings.get("text", key.task) for key in keys}  # names of tasks, and digests of texts
+
+    def is_missing(text: str) -> bool:
+        try:
+            return digest(read_text(Path(text))) not in evaluated
+        except ValueError:
+            return True
+
+    return tuple(task for task in tasks if task not in evaluated), tuple(filter(is_missing, texts))
 
 
 def _is_whole(one: Evaluation, result: Mapping[str, Any]) -> bool:

@@ -29,6 +29,7 @@ from typing import Final, Literal
 
 from torch import nn
 
+from fewbits.common.from_dict import one_of
 from fewbits.models.networks.decoder import Attention
 
 Partition = Literal["element", "tensor"] | tuple[int, ...]
@@ -41,7 +42,11 @@ HEAD: Final = frozenset({"head", "lm_head", "output"})
 
 
 def adam_mini_partition(model: nn.Module, kind: str = "adam-mini") -> dict[str, Partition]:
-    """Return the partition of each parameter, by its name in `model.named_parameters()`. kind: the optimizer."""
+    """Return the partition of each parameter, by its name in `model.named_parameters()`.
+
+    kind: the optimizer; AdamW, which needs no partition, gets that of adam-mini.
+    """
+    one_of("optimizer", kind, ("adam-mini", OLDER, "adamw"))
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     partition: dict[str, Partition] = {}
     for name, parameter in model.named_parameters():
@@ -79,7 +84,7 @@ def _heads(path: str, rows: int, head_dim: object) -> tuple[int, ...]:
 
     path: the layer's name, for the message. rows: the number of rows.
     """
-    if not isinstance(head_dim, int) or rows % head_dim:
+    if not isinstance(head_dim, int) or head_dim < 1 or rows % head_dim:
         raise ValueError(
             f"layer {path} has {rows} rows of queries or keys, and its attention module has head_dim {head_dim}: give "
             f"this module an attribute head_dim that divides {rows}"

@@ -20,7 +20,7 @@ from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.identity import ParentPoint, identity
 from fewbits.experiments.setup import check, check_data, corpus_model
 from fewbits.experiments.storage import run_folder
-from fewbits.experiments.storage.branches import find_parent
+from fewbits.experiments.storage.branches import check_start, find_parent, spelled_data
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.trial import Branch, Runtime, Trial
 from fewbits.sweeps.planning.expand import Cell, expand, sweep_of
@@ -129,13 +129,14 @@ def joined(earlier: Plan | None, now: Plan) -> Plan:
 def _planned(cell: Cell, resources: Resources, parent: Planned | None, with_data: bool) -> Planned:
     trial, runtime = load_trial(cell.overrides)
     runtime, resources = _on_a_device(runtime, resources)
-    fingerprint = f"missing: {trial.data}"
+    fingerprint = f"missing: {spelled_data(trial.data)}"
     if with_data:
         corpus = corpus_of(trial.data, runtime.cache)
         trial, fingerprint = corpus_model(trial, corpus), corpus.fingerprint
     start, earlier_tokens = None, 0
     if parent is not None:
         step = _branch_step(cell, parent.trial)
+        check_start(trial, fingerprint, parent.trial, parent.made_of["data"], parent.folder.path)
         parent.keep.add(step)
         start = ParentPoint(parent.id, step)
         earlier_tokens = parent.earlier_tokens + tokens_until(parent.trial, step)
@@ -219,9 +220,9 @@ def check_repeats(trial: Trial, earlier_tokens: int, corpus_tokens: int) -> None
     if epochs > trial.data.repeat and not trial.is_probe:  # a probe does not train
         before = f" ({earlier_tokens:,} before it branches)" if earlier_tokens else ""
         raise ValueError(
-            f"{trial.name} reads {tokens:,} tokens{before}, which is {epochs:,.1f} epochs of the {corpus_tokens:,} "
-            f"tokens of data.kind={trial.data.kind}; data.repeat allows {trial.data.repeat}: use fewer steps, "
-            f"more data, or data.repeat={-(-tokens // corpus_tokens)}"
+            f"{trial.name} reads {tokens:,} tokens{before}, which is {epochs:,.1f} epochs: it reads text of "
+            f"data.kind={trial.data.kind} a second time after {corpus_tokens:,} tokens; data.repeat allows "
+            f"{trial.data.repeat}: use fewer steps, more data, or data.repeat={-(-tokens // corpus_tokens)}"
         )
 
 
@@ -235,7 +236,8 @@ def _checked(trial: Trial, ranks: int, corpus: Corpus) -> None:
     differ only in settings that cannot change its result.
     """
     parts = asdict(replace(trial, seed=0, optimizer=type(trial.optimizer)(), branch=Branch()))
-    of_data = [asdict(trial.evaluation), trial.training.length, corpus.fingerprint]
+    starts = bool(trial.branch.parent), trial.is_probe, bool(trial.data.phases) and trial.training.steps
+    of_data = [asdict(trial.evaluation), trial.training.length, corpus.fingerprint, starts]
     if (key := json.dumps([parts, ranks], default=str)) not in _seen:
         check(trial, ranks)
         _seen.add(key)

@@ -20,7 +20,7 @@ from typing import Any
 
 from fewbits.common.atomic import read_json, write_json
 from fewbits.experiments.storage import checkpoints, lease
-from fewbits.experiments.storage.results import missing_tasks
+from fewbits.experiments.storage.results import missing_evaluations
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.planning.plan import Plan, Planned
 
@@ -206,4 +206,4 @@ def unfinished(plan: Plan) -> set[str]:
 
 
 def _has_result(planned: Planned) -> bool:
-    return state(planned.folder) in OVER and not missing_tasks(planned.folder, planned.trial.evaluation.tasks)
+    return state(planned.folder) in OVER and not any(missing_evaluations(planned.folder, planned.trial))

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -121,6 +122,20 @@ def test_dropout_draws_the_same_masks_when_blocks_are_recomputed_and_after_an_in
     resumed, _ = train(cache, tmp_path / "broken", *asked)
     assert metric(resumed, "loss") == metric(straight, "loss")
     assert metric(resumed, "validation_loss")[-1] == metric(straight, "validation_loss")[-1]
+
+
+def test_dropout_draws_other_masks_in_each_step_and_micro_batch_and_none_in_evaluations(
+    cache: Path, tmp_path: Path
+) -> None:
+    """At a learning rate of 0, on a text of equal tokens, losses differ by their masks alone."""
+    for name in ("train", "val"):
+        np.full(20_000, 7, np.uint16).tofile(tmp_path / f"{name}.bin")
+    asked = ("data=bin", "data.size=null", f"data.path={tmp_path}", "optimizer.lr=0", "training.steps=3")
+    plain, dropped = (train(cache, tmp_path / "runs", *asked, f"model.dropout={p}")[0] for p in (0, 0.3))
+    assert len({*metric(dropped, "loss")}) == 3
+    assert all(most > mean for most, mean in zip(metric(dropped, "loss_max"), metric(dropped, "loss"), strict=True))
+    assert metric(plain, "loss_max") == metric(plain, "loss")
+    assert metric(plain, "validation_loss")[-1] == metric(dropped, "validation_loss")[-1]
 
 
 def test_tables_and_result_say_what_happened(cache: Path, tmp_path: Path) -> None:

@@ -278,6 +278,8 @@ def test_affine_keeps_zeros_and_poisons_blocks_that_are_not_finite() -> None:
     assert (y[1] == 0).all()
     assert y[2:].isnan().all()
     assert fake_quantize(torch.empty(0, 3), "int4:1x16:affine").shape == (0, 3)
+    _, stats = fake_quantize(torch.tensor([-0.5, 1.0, 253.5]), "int8:tensor:affine", stats=True)
+    assert int(stats.saturated) == 1  # the step is 1 and the zero point -126: 253.5 is rounded to 128
 
 
 def test_affine_rounds_stochastically_without_bias() -> None:

@@ -88,9 +88,7 @@ def documents(results: Results, column: str) -> pd.DataFrame:
     if column not in frame:
         return pd.DataFrame()
     rows = frame[frame["text"] == VALIDATION].drop_duplicates(["id", "document"])
-    losses = rows.pivot(index="document", columns="id", values=column)
-    tokens = rows.groupby("document")["tokens"].first()  # those of the first trial that was evaluated on the document
-    return losses.set_index(tokens.loc[losses.index], append=True)
+    return rows.pivot(index=["document", "tokens"], columns="id", values=column)
 
 
 def document_error(losses: pd.DataFrame, pairs: Iterable[tuple[str, str]], *, relative: bool) -> Error | None:

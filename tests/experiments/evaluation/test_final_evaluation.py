@@ -103,7 +103,7 @@ def test_tasks_and_texts_are_evaluated_during_training_without_changing_it(
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     (tmp_path / "notes.txt").write_text("def f(x):\n    return x + 1\n" * 20)
     asked = ["evaluation.tasks=[toy]", f"evaluation.tasks_path={tasks}", f"evaluation.texts=[{tmp_path}/notes.txt]"]
-    place = [*SUBWORDS, "training.steps=6", f"runtime.cache={cache}", "recipe=nvfp4", "recipe.keep.last=0"]
+    place = [*SUBWORDS, "training.steps=6", f"runtime.cache={cache}", "recipe=gaussws"]  # its noise depends on the step
     plain, _ = run(*load_trial(overrides(*place, f"runtime.runs={tmp_path}/plain")))
     often = [*asked, "evaluation.tasks_every=2", "runtime.keep_steps=[2]", f"runtime.runs={tmp_path}/often"]
     folder, _ = run(*load_trial(overrides(*place, *often)))
@@ -116,6 +116,17 @@ def test_tasks_and_texts_are_evaluated_during_training_without_changing_it(
     assert best_of_recent(folder.path, "texts.notes.txt.loss", 2) == max(losses["value"][1:])
     assert best_of_recent(folder.path, "texts.notes.txt.loss", 9) == max(losses["value"])
     assert best_of_recent(folder.path, "tasks.other.acc", 2) is None
+    with pytest.raises(ValueError, match="checkpoints 0: 1 or more"):
+        best_of_recent(folder.path, "texts.notes.txt.loss", 0)
+    evaluate(folder.path, ["toy"], limit=1, include_path=str(tasks), runtime=Runtime(cache=str(cache)))
+    assert scores_over_training(folder.path).equals(table)
+    later = load_trial(overrides(*place, asked[2], f"runtime.runs={tmp_path}/plain"))  # of a trial that is done
+    _, result = run(*later)
+    assert with_stored(plain.path, result)["texts"]["notes.txt"]["loss"] == losses["value"].iloc[-1]
+    (tmp_path / "notes.txt").rename(tmp_path / "other.txt")
+    with pytest.raises(ValueError, match=r"notes\.txt to evaluate: No such file"):
+        run(*later)
+    (tmp_path / "other.txt").rename(tmp_path / "notes.txt")
     shutil.rmtree(folder.path / "evaluations")
     settings = {"step": 2, "include_path": str(tasks), "runtime": Runtime(cache=str(cache))}
     again = evaluate(folder.path, ["toy"], texts=[tmp_path / "notes.txt"], **settings)  # type: ignore[arg-type]
@@ -140,6 +151,10 @@ def test_a_trial_that_trains_again_for_a_checkpoint_keeps_its_evaluations(
     [
         (["evaluation.tasks=[toy_code]"], "toy_code run code that the model writes"),
         (["data=synthetic", "data.size=5000", "evaluation.tasks=[toy]"], "the tokenizer of data.kind=synthetic"),
+        (["evaluation.texts=[TASKS/none.txt]"], "No such file"),
+        (["evaluation.texts=[TASKS/empty.txt]"], "empty.txt has no token to predict"),
+        (["evaluation.texts=[TASKS/binary.txt]"], "is not text in UTF-8"),
+        (["evaluation.tasks_every=2"], "tasks_every 2: set evaluation.tasks"),
     ],
 )
 def test_an_evaluation_that_cannot_be_is_refused_before_training(
@@ -147,7 +162,8 @@ def test_an_evaluation_that_cannot_be_is_refused_before_training(
 ) -> None:
     place = [f"runtime.runs={tmp_path / 'runs'}", f"runtime.cache={cache}", f"evaluation.tasks_path={tasks}"]
     data = [] if "data=synthetic" in asked else SUBWORDS
-    trial, runtime = load_trial(overrides(*data, *place, *asked))
+    for name, content in {"empty.txt": b"", "binary.txt": b"\xff\xfe\x00"}.items():
+        (tasks / name).write_bytes(content)
     with pytest.raises(ValueError, match=told):
-        run(trial, runtime)
+        run(*load_trial(overrides(*data, *place, *(text.replace("TASKS", str(tasks)) for text in asked))))
     assert not (tmp_path / "runs").exists()

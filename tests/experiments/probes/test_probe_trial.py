@@ -78,8 +78,11 @@ def errors(folder: RunFolder) -> dict[str, float]:
     return {str(variant): float(error) for variant, error in whole(folder)["error"].items()}
 
 
-def test_operands_in_high_precision_change_nothing(probed: Prober) -> None:
-    result = result_of(probed("recipe=bf16").path)
+@pytest.mark.parametrize("dropout", [0, 0.3])
+def test_operands_in_high_precision_change_nothing(probed: Prober, dropout: float) -> None:
+    if dropout:  # no probe has it, so it compares equal models
+        probed.parent = train(probed.cache, probed.runs, "training.steps=2", f"model.dropout={dropout}")[0].path
+    result = result_of(probed("recipe=bf16", f"model.dropout={dropout}").path)
     assert result["status"] == "done"
     assert [result[name] for name in ("increase", "gradient_error", "gradient_bias", "persistent")] == [0, 0, 0, 0]
     assert [result["update_own"], result["update_next"]] == [1, 1]

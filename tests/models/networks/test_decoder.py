@@ -128,6 +128,8 @@ def test_more_tokens_than_positions_are_refused() -> None:
         ({"pattern": "MMMMMM", "mamba_head_dim": 48}, r"mamba_head_dim 48 .* divisors of 512"),
         ({"pattern": "MMMMMM", "mamba_groups": 3}, r"mamba_groups 3 .* divisors of the 8 heads"),
         ({"init_std": 0.0}, r"init_std 0.0 .* numbers > 0"),
+        ({"dropout": 1.0}, r"dropout 1.0 .* from 0 up to 1"),
+        ({"dropout": -0.1}, r"dropout -0.1 .* from 0 up to 1"),
     ],
 )
 def test_a_wrong_setting_names_the_valid_ones(changes: dict[str, Any], message: str) -> None:

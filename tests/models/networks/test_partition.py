@@ -99,14 +99,30 @@ def test_a_module_without_attention_goes_by_neuron() -> None:
     }
 
 
-def test_queries_without_a_heads_dimension_are_refused() -> None:
+@pytest.mark.parametrize("head_dim", [None, 0, 4])
+def test_queries_without_a_heads_dimension_are_refused(head_dim: int | None) -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.q_proj = nn.Linear(4, 6)
+            self.head_dim, self.q_proj = head_dim, nn.Linear(4, 6)
 
-    with pytest.raises(ValueError, match=naming("q_proj", 6, None)):
+    with pytest.raises(ValueError, match=naming("q_proj", 6, head_dim)):
         adam_mini_partition(nn.Sequential(Attention()))
+
+
+def test_an_attentions_output_is_no_head_and_other_optimizers_have_no_partition() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.output = nn.Linear(4, 6, bias=False)
+
+    attention = Layer()
+    attention.head_dim = 2  # type: ignore[assignment]
+    model = nn.ModuleDict({"layer": Layer(), "attention": attention})
+    partition = adam_mini_partition(model, "adam-mini-1.0")
+    assert partition == {"layer.output.weight": "element", "attention.output.weight": "tensor"}
+    with pytest.raises(ValueError, match=r"'adam-mini-2': valid values are adam-mini, adam-mini-1\.0"):
+        adam_mini_partition(model, "adam-mini-2")
 
 
 def test_the_second_moments_of_a_llama_are_few() -> None:

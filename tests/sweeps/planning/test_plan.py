@@ -130,6 +130,15 @@ def test_planning_writes_nothing(cache: Path, tmp_path: Path) -> None:
         ({"resources": {"ranks": 3}}, r"training\.batch 4: 3 ranks of training\.micro_batch 4 need a multiple of 12"),
         ({"overrides": ["evaluation.windows=100000"]}, r"evaluation\.windows: "),
         ({"arms": {"t": {}, "b": {"parent": "t", "at": 9}}}, r"sweep tiny, arm b, seed 0: at 9\.0: .*parent, 1 to 8"),
+        *(
+            ({"arms": {"t": {}, "b": {"parent": "t", "overrides": [override]}}}, f"arm b, seed 0: a branch .*{problem}")
+            for override, problem in (
+                ("optimizer.kind=adam-mini", r"optimizer\.kind 'adam-mini', not 'adamw'"),
+                ("training.length=32", r"training\.length 32, not 64"),
+                ("model.dropout=0.1", r"model\.dropout 0\.1, not 0\.0"),
+                ("data.seed=1", r"not with data=synthetic .*data\.seed=1"),
+            )
+        ),
         ({"scales": ["gpu"]}, "nothing to run: no trial belongs to sweep tiny at scale smoke"),
         ({"exclude": [{"seed": 0}]}, "nothing to run"),
     ],
