@@ -22,10 +22,10 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from fewbits.analysis.engine.claims.findings import Verdict
+from fewbits.analysis.engine.claims.findings import Outcome, Verdict
 from fewbits.analysis.engine.claims.hooks import load_hooks
-from fewbits.analysis.engine.claims.judging import evidence_of
-from fewbits.analysis.engine.claims.schema import load_claims
+from fewbits.analysis.engine.claims.judging import evidence_of, judge_study
+from fewbits.analysis.engine.claims.schema import Kind, load_claims
 from fewbits.analysis.engine.claims.verdicts import conclude
 from fewbits.analysis.engine.results.frames import Files, Results
 from fewbits.sweeps.planning.plan import Member, Plan, plan
@@ -188,6 +188,18 @@ def wave(name: str, seed: int) -> float:
 def size(name: str) -> float:
     """Return a factor from 1 to 1.1 for the size of an arm's noise; it differs between arms."""
     return 1 + zlib.crc32(name.encode()) % 1000 / 10_000
+
+
+def differing(study: str, found: Results, expected: Outcome, **others: Outcome) -> dict[str, tuple[str, str]]:
+    """Return the empirical claims whose outcome is not the expected one, with the outcome and its reason.
+
+    others: expected outcomes of single claims.
+    """
+    return {
+        name: (str(one.outcome), one.reason)
+        for name, one in judge_study(study, found).items()
+        if one.kind is Kind.EMPIRICAL and one.outcome is not others.get(name, expected)
+    }
 
 
 def verdicts(study: str, found: Results, names: Iterable[str]) -> dict[str, Verdict]:

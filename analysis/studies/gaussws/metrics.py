@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 import pandas as pd
@@ -29,31 +30,27 @@ RISE = 0.1  # was fixed before the first run
 LOST = 1e3  # the value of `unrecovered` for a run that stopped with infinite losses
 
 
-def _unrecovered(end: float) -> Callable[[Results], Mapping[str, float]]:
-    """Return the function that computes, by trial, how far a training loss has risen without recovering.
+def _unrecovered(results: Results, end: float) -> Mapping[str, float]:
+    """Return, by trial, how far a training loss has risen without recovering.
 
     It is the mean loss of the last tenth of a curve over the least mean of an earlier tenth, minus 1; above 0.02, we
     call the run diverged. end: the fraction of the training's steps at which the curve is cut.
     """
-
-    def compute(results: Results) -> Mapping[str, float]:
-        found = AlsoDiverged()
-        for trial, curve in results.curves("loss").drop_duplicates(["id", "step"]).groupby("id"):
-            if (curve["state"] == State.DIVERGED).any():
-                found[str(trial)] = LOST
-                continue
-            steps = results.plan.trials[str(trial)].trial.training.steps * end
-            own = curve[curve["step"] < steps]
-            means = own["value"].groupby((own["step"] * TENTHS // steps).astype(int)).mean()
-            if len(means) == TENTHS:
-                found[str(trial)] = float(means.iloc[-1] / means.iloc[:-1].min() - 1)
-        return found
-
-    return compute
+    found = AlsoDiverged()
+    for trial, curve in results.curves("loss").drop_duplicates(["id", "step"]).groupby("id"):
+        if (curve["state"] == State.DIVERGED).any():
+            found[str(trial)] = LOST
+            continue
+        steps = results.plan.trials[str(trial)].trial.training.steps * end
+        own = curve[curve["step"] < steps]
+        means = own["value"].groupby((own["step"] * TENTHS // steps).astype(int)).mean()
+        if len(means) == TENTHS:
+            found[str(trial)] = float(means.iloc[-1] / means.iloc[:-1].min() - 1)
+    return found
 
 
-metric("gaussws", "unrecovered")(_unrecovered(1.0))
-metric("gaussws", "unrecovered_at_half")(_unrecovered(0.5))
+metric("gaussws", "unrecovered")(partial(_unrecovered, end=1.0))
+metric("gaussws", "unrecovered_at_half")(partial(_unrecovered, end=0.5))
 
 
 @metric("gaussws", "rise")
@@ -152,23 +149,14 @@ def _up_to_nine(results: Results, family: str, ends: pd.DataFrame) -> Measured:
     return Differences(tuple(map(float, ends[9][trials])), trials=tuple(trials), observed=True)
 
 
-def _cast(results: Results, family: str, form: str) -> Measured:
-    """Return the relative change of the loss by a cast of the weights."""
-    arm = f"{family}/{OURS} {LOSS}"
-    return _ratio(results, [f"{arm}_{form}"], [f"{arm}_unquantized"])
+def _cast(results: Results, form: str, keys: Mapping[str, str]) -> Mapping[str, Measured]:
+    """Return the relative changes of the loss by a cast of the weights. keys: key → family of models."""
+    arms = {key: f"{family}/{OURS} {LOSS}" for key, family in keys.items()}
+    return {key: _ratio(results, [f"{arm}_{form}"], [f"{arm}_unquantized"]) for key, arm in arms.items()}
 
 
-@measure("gaussws", "G19")
-def cast(results: Results) -> Mapping[str, Measured]:
-    """Return the changes of the loss if weights are cast to the formats of their learned widths."""
-    return {f"learned widths, {name}": _cast(results, family, "cast") for name, family in FAMILIES.items()}
-
-
-@measure("gaussws", "narrow-costs")
-def narrow_gpt2(results: Results) -> Mapping[str, Measured]:
-    return {"three bits, GPT-2": _cast(results, "gpt2", "narrow")}
-
-
-@measure("gaussws", "narrow-costs-llama2")
-def narrow_llama2(results: Results) -> Mapping[str, Measured]:
-    return {"three bits, Llama 2": _cast(results, "llama2", "narrow")}
+# Casts to the formats of the learned widths, and to three bits.
+_LEARNED = {f"learned widths, {name}": family for name, family in FAMILIES.items()}
+measure("gaussws", "G19")(partial(_cast, form="cast", keys=_LEARNED))
+measure("gaussws", "narrow-costs")(partial(_cast, form="narrow", keys={"three bits, GPT-2": "gpt2"}))
+measure("gaussws", "narrow-costs-llama2")(partial(_cast, form="narrow", keys={"three bits, Llama 2": "llama2"}))

@@ -84,11 +84,15 @@ def _final(rows: pd.DataFrame) -> tuple[float, ...]:
     return mean, variance**0.5, rows["bits_max"].max(), *(average(rows[f"bits_to_{tier}"]) for tier in TIERS)
 
 
+def bits_decay(trial: Trial) -> float:
+    """Return the weight decay of the bit widths, by default that of the weights."""
+    own = trial.optimizer.bits_weight_decay
+    return trial.optimizer.weight_decay if own is None else own
+
+
 def by_decay_alone(trial: Trial) -> float:
     """Return the final bit width that decay alone would give, if all gradients of the widths were 0."""
-    optimizer, steps = trial.optimizer, trial.training.steps
-    decay = optimizer.weight_decay if optimizer.bits_weight_decay is None else optimizer.bits_weight_decay
-    rate = optimizer.lr * optimizer.bits_lr_ratio
+    steps, decay, rate = trial.training.steps, bits_decay(trial), trial.optimizer.lr * trial.optimizer.bits_lr_ratio
     left = math.prod(1 - rate * factor(trial.schedule, step, steps) * decay for step in range(steps))
     sampler = trial.recipe.sampler
     return sampler.target + (sampler.init - sampler.target) * left

@@ -10,9 +10,9 @@ from fewbits.analysis.engine.results.places import sweep_places, trial_ids
 from fewbits.analysis.report.items import Ours, Setting, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.report.registry import table
 from fewbits.analysis.studies.gaussws import metrics, metrics_timing, theory
-from fewbits.analysis.studies.gaussws.metrics_widths import OURS
+from fewbits.analysis.studies.gaussws.metrics_widths import OURS, bits_decay
 from fewbits.analysis.tables.cells import PERCENT, cell, compare
-from fewbits.analysis.tables.settings import Describe, Lineage, SettingsColumn, settings_table
+from fewbits.analysis.tables.settings import Describe, SettingsColumn, settings_table
 from fewbits.analysis.views.numbers import number
 from fewbits.sweeps.planning.cost import tokens_of
 
@@ -117,7 +117,7 @@ SETTINGS: dict[str, Describe] = {
 }
 UNSTATED: dict[str, Describe] = {
     "Learning rate of b_i": lambda line: f"{line.arm.optimizer.bits_lr_ratio:g} × the weights' rate",
-    "Weight decay of b_i": lambda line: f"{_bits_decay(line):g}",
+    "Weight decay of b_i": lambda line: f"{bits_decay(line.arm):g}",
     "Optimizer": lambda line: (
         f"β {line.arm.optimizer.beta1:g} and {line.arm.optimizer.beta2:g}, ε "
         f"{line.arm.optimizer.eps:g}, gradients clipped at {line.arm.optimizer.clip}"
@@ -135,11 +135,6 @@ def _column(results: Results, column: Column) -> SettingsColumn:
         "ranks": lambda _: f"{ranks:,}",
     }
     return SettingsColumn(column.title, part, OURS, settings=settings)
-
-
-def _bits_decay(line: Lineage) -> float:
-    own = line.arm.optimizer.bits_weight_decay
-    return line.arm.optimizer.weight_decay if own is None else own
 
 
 @table("gaussws", "Table E.1")

@@ -38,9 +38,8 @@ COLUMNS = [*KEY, "arm", "seed", "state", "step", "line_step", "layer", "batches"
 NUMBERS = ["flushed", "share_0", "fallback", "limit"]
 
 T = TypeVar("T")
-Seen = dict[
-    tuple[int, str, str], float
-]  # a number for each tensor of a trial, by block (counted from 1), part and slot
+# A number for each tensor of a trial, by block (counted from 1), part and slot.
+Seen = dict[tuple[int, str, str], float]
 
 
 def observed(results: Results) -> pd.DataFrame:

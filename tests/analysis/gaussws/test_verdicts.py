@@ -1,16 +1,14 @@
 """Test GaussWS's verdicts with simulated results whose true effects are known: as the paper says, and the opposite."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from fewbits.analysis.engine.claims.findings import Outcome, Status
 from fewbits.analysis.engine.claims.judging import judge_study
-from fewbits.analysis.engine.claims.schema import Kind
 from fewbits.sweeps.planning.plan import Plan
-from tests.analysis.gaussws.worlds import PAPER, World, results
-from tests.analysis.worlds import planned
+from tests.analysis.gaussws.worlds import PAPER, results
+from tests.analysis.worlds import differing, planned
 from tests.experiments.data.data_inputs import shared_cache
 
 LONG = ("G7", "G10", "G11", "G14")  # claims that need runs of the paper's length
@@ -29,16 +27,9 @@ def six(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     return planned("gaussws", *where, "scale=cpu", "seeds=[0,1,2,3,4,5]", "seeds_of={}")
 
 
-def empirical(plan: Plan, world: World) -> Iterator[tuple[str, Outcome, str]]:
-    for name, one in judge_study("gaussws", results(plan, world)).items():
-        if one.kind is Kind.EMPIRICAL:
-            yield name, one.outcome, one.reason
-
-
 def test_where_all_is_as_the_paper_says_every_claim_is_reproduced(six: Plan) -> None:
     expected = dict.fromkeys(LONG, Outcome.NOT_TESTABLE) | dict.fromkeys(TIMED, Outcome.NOT_RUN)
-    found = [(n, o, r) for n, o, r in empirical(six, TRUE) if o is not expected.get(n, Outcome.REPRODUCED)]
-    assert found == []
+    assert differing("gaussws", results(six, TRUE), Outcome.REPRODUCED, **expected) == {}
 
 
 def test_widths_that_stay_below_nine_bits_cannot_fail_a_claim_about_nine(six: Plan) -> None:
@@ -62,9 +53,5 @@ def test_where_the_opposite_holds_claims_are_not_reproduced(six: Plan) -> None:
     world = replace(
         TRUE, effect={**TRUE.effect, **opposite, "parts/all": 0.03}, cast=0.02, bits={"gpt2": 4.5, "llama2": 5.5}
     )
-    found = {name: (outcome, reason) for name, outcome, reason in empirical(six, world)}
-    assert {
-        name: found[name]
-        for name in ("G8", "G9", "G12", "G13", "G15", "G19", "G20")
-        if found[name][0] is not Outcome.NOT_REPRODUCED
-    } == {}
+    unlike = differing("gaussws", results(six, world), Outcome.NOT_REPRODUCED)
+    assert not {"G8", "G9", "G12", "G13", "G15", "G19", "G20"} & set(unlike), unlike

@@ -5,9 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from fewbits.analysis.engine.claims.findings import Outcome, Status, Verdict
-from fewbits.analysis.engine.claims.judging import judge_study
-from fewbits.analysis.engine.claims.schema import Kind
+from fewbits.analysis.engine.claims.findings import Outcome, Status
 from fewbits.sweeps.planning.plan import Member, Plan
 from tests.analysis import worlds
 from tests.analysis.mor.worlds import FLOOR, World, results
@@ -109,29 +107,18 @@ def six(plans: Callable[..., Plan]) -> Plan:
     return plans("scale=cpu", "seeds=[0,1,2,3,4,5]")
 
 
-def differing(found: Mapping[str, Verdict], expected: Outcome, **others: Outcome) -> dict[str, tuple[str, str]]:
-    """Return the empirical claims whose outcome is not the expected one, with the reason."""
-    return {
-        name: (str(one.outcome), one.reason)
-        for name, one in found.items()
-        if one.kind is Kind.EMPIRICAL and one.outcome is not others.get(name, expected)
-    }
-
-
 BETTER_DATA = dict.fromkeys(("M10", "M12"), Outcome.NOT_TESTABLE)
+SMALL = BETTER_DATA | dict.fromkeys(("M4", "M28"), Outcome.NOT_TESTABLE)
 
 
 def test_where_all_is_as_the_paper_says_every_claim_is_reproduced(six: Plan) -> None:
-    found = judge_study("mor", results(six, TRUE))
-    small = dict.fromkeys(("M4", "M28"), Outcome.NOT_TESTABLE)
-    assert differing(found, Outcome.REPRODUCED, **BETTER_DATA, **small) == {}
-    assert "Not tested: MMLU" in found["M8"].reason
+    found = results(six, TRUE)
+    assert worlds.differing("mor", found, Outcome.REPRODUCED, **SMALL) == {}
+    assert "Not tested: MMLU" in worlds.verdicts("mor", found, ("M8",))["M8"].reason
 
 
 def test_where_nothing_is_as_the_paper_says_no_claim_is(six: Plan) -> None:
-    found = judge_study("mor", results(six, FALSE))
-    small = dict.fromkeys(("M4", "M28"), Outcome.NOT_TESTABLE)
-    assert differing(found, Outcome.NOT_REPRODUCED, **BETTER_DATA, **small) == {}
+    assert worlds.differing("mor", results(six, FALSE), Outcome.NOT_REPRODUCED, **SMALL) == {}
 
 
 def test_a_failed_control_and_a_test_that_wrong_arms_pass_tell_nothing(six: Plan) -> None:
@@ -150,8 +137,7 @@ def test_one_run_of_the_papers_size_decides(plans: Callable[..., Plan], world: W
 
     M10, M12 need the paper's data; M28 needs scores of several checkpoints.
     """
-    found = judge_study(
-        "mor", results(plans("scale=paper", "data.path=null", "evaluation.tasks=[]", "evaluation.tasks_every=0"), world)
-    )
-    assert differing(found, outcome, **BETTER_DATA, M28=Outcome.CANNOT_TELL) == {}
-    assert found["M3"].findings[0].extra_tokens
+    paper = plans("scale=paper", "data.path=null", "evaluation.tasks=[]", "evaluation.tasks_every=0")
+    found = results(paper, world)
+    assert worlds.differing("mor", found, outcome, **BETTER_DATA, M28=Outcome.CANNOT_TELL) == {}
+    assert worlds.verdicts("mor", found, ("M3",))["M3"].findings[0].extra_tokens

@@ -1,8 +1,8 @@
 """Test every figure of the study NVFP4 with simulated results: all results, some of them, and none."""
 
 import re
-import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -14,22 +14,21 @@ from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Damaged, Results
 from fewbits.analysis.figures import drawing as gemm_flow
+from fewbits.analysis.figures.curves import Line, Panel, curve_figure
 from fewbits.analysis.figures.effects import effects_of
 from fewbits.analysis.figures.series import switches
-from fewbits.analysis.figures.theme import LOOK, WIDTH, draw_figure
+from fewbits.analysis.figures.theme import LOOK, QUIET, STYLES, WIDTH, draw_figure
 from fewbits.analysis.figures.training import assign_styles
 from fewbits.analysis.report.items import FigureResult, MakeFigure
 from fewbits.analysis.report.registry import Entry, declared, study_registry
-from fewbits.analysis.studies.nvfp4 import gradient_errors, mxfp4_tokens, schematics
+from fewbits.analysis.studies.nvfp4 import figures, schematics
 from fewbits.analysis.tables.cells import compare
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize
-from fewbits.sweeps.planning.plan import Plan, plan
-from fewbits.sweeps.planning.studies import load_sweeps
-from tests.analysis.nvfp4.made import fill
-from tests.analysis.nvfp4.worlds import PAPER, World
-from tests.analysis.nvfp4.worlds import results as of_world
+from fewbits.sweeps.planning.plan import Plan
+from tests.analysis.nvfp4.worlds import PAPER, World, results
 from tests.analysis.shown_items import reaches_over
+from tests.analysis.worlds import planned
 from tests.experiments.data.data_inputs import shared_cache
 
 FIGURES: dict[str, Entry[MakeFigure]] = {entry.id: entry for entry in study_registry("nvfp4").figures}
@@ -37,61 +36,44 @@ FROM_KERNELS = ("Figure 1", "Figure 5")
 Draw = Callable[[str], Figure]
 (EFFECTS_FIGURE,) = declared("nvfp4").effects
 EFFECTS = {
-    ("recipe", "fp8"): 0.001,
-    ("recipe", "nvfp4"): 0.006,
-    ("recipe", "kept"): 0.01,
-    ("recipe", "with-2d"): 0.009,
-    ("recipe", "no-sr"): 0.008,
-    ("recipe", "bad-arm"): 0.3,
-    ("switch", "nvfp4-trunk"): 0.004,
-    ("switch", "nvfp4-long"): 0.009,
-    ("switch", "long-no-rht"): 0.014,
+    "recipe/fp8": 0.001,
+    "recipe/nvfp4": 0.006,
+    "recipe/kept": 0.01,
+    "recipe/with-2d": 0.009,
+    "recipe/no-sr": 0.008,
+    "recipe/bad-arm": 0.3,
+    "switch/nvfp4-trunk": 0.004,
+    "switch/nvfp4-long": 0.009,
+    "switch/long-no-rht": 0.014,
 }
+WORLD = World(
+    EFFECTS,
+    noise=2e-4,
+    gradients=lambda block, part: 0.09 + 0.01 * block,
+    measured=("nvfp4", "nvfp4-base"),
+)
 
 
 @pytest.fixture(scope="module")
-def planned(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Plan]:
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Plan]:
     """Return a function that plans NVFP4 at scale smoke, with further overrides, in a new empty store."""
-    cache = shared_cache(tmp_path_factory)
 
     def of(*words: str) -> Plan:
-        where = (f"runtime.runs={tmp_path_factory.mktemp('runs')}", f"runtime.cache={cache}", "runtime.device=cpu")
-        return plan(
-            *load_sweeps(
-                (
-                    "study=nvfp4",
-                    "scale=smoke",
-                    "data=synthetic",
-                    "data.size=65536",
-                    "data.repeat=1000000000",
-                    *words,
-                    *where,
-                )
-            )
-        )
+        folder, cache = tmp_path_factory.mktemp("runs"), shared_cache(tmp_path_factory)
+        return planned("nvfp4", folder, cache, "scale=smoke", *words)
 
     return of
 
 
 @pytest.fixture(scope="module")
-def made(planned: Callable[..., Plan]) -> Results:
+def made(smoke: Callable[..., Plan]) -> Results:
     """Return simulated results of every sweep with two seeds."""
-    of = planned("seeds=[0,1]")
-    fill(of, EFFECTS)
-    return Results(of)
+    return results(smoke("seeds=[0,1]"), WORLD)
 
 
 @pytest.fixture(scope="module")
-def one_seed(planned: Callable[..., Plan]) -> Plan:
-    return planned()
-
-
-@pytest.fixture
-def empty(one_seed: Plan) -> Plan:
-    """Return the plan with one seed and an empty store; results that other tests have written are removed."""
-    for trial in one_seed.trials.values():
-        shutil.rmtree(trial.folder.path, ignore_errors=True)
-    return one_seed
+def one_seed(smoke: Callable[..., Plan]) -> Plan:
+    return smoke()
 
 
 @pytest.fixture(scope="module")
@@ -106,14 +88,10 @@ def light(pictures: Callable[[str], FigureResult]) -> Draw:
     return cache(lambda name: draw_figure(pictures(name)))
 
 
-def pictured(name: str, results: Results) -> FigureResult:
-    picture = FIGURES[name].make(results)
+def pictured(name: str, found: Results) -> FigureResult:
+    picture = FIGURES[name].make(found)
     assert isinstance(picture, FigureResult), (name, picture)
     return picture
-
-
-def drawn(name: str, results: Results) -> Figure:
-    return draw_figure(pictured(name, results))
 
 
 def line(axes: Axes, colour: int) -> np.ndarray:
@@ -137,67 +115,67 @@ def test_it_is_drawn_whole_with_the_trials_behind_it(
     assert set(picture.trials) <= set(made.plan.trials)
 
 
-def test_what_has_no_results_says_so(empty: Plan) -> None:
+def test_what_has_no_results_says_so(one_seed: Plan) -> None:
+    nothing = frozenset((str(m.cell.arm), m.cell.seed) for m in one_seed.members)
+    empty = results(one_seed, World(missing=nothing))
     for name, entry in FIGURES.items():
-        picture = entry.make(Results(empty))
-        assert isinstance(picture, FigureResult if name in FROM_KERNELS else NoData), name
+        assert isinstance(entry.make(empty), FigureResult if name in FROM_KERNELS else NoData), name
 
 
-def test_a_sweep_that_the_scale_leaves_out_is_not_run(planned: Callable[..., Plan]) -> None:
-    alone = Results(planned("sweep=rounding"))
-    assert FIGURES["Figure 9"].make(alone) == NotPlanned("not run at this scale (smoke)")
-    assert FIGURES["Figure 6"].make(alone) == NotPlanned("not run at this scale (smoke)")
-    assert FIGURES["Figure B"].make(alone) == NotPlanned("not run at this scale (smoke)")
+def test_a_sweep_that_the_scale_leaves_out_is_not_run(smoke: Callable[..., Plan]) -> None:
+    alone = Results(smoke("sweep=rounding"))
+    for name in ("Figure 9", "Figure 6", "Figure B"):
+        assert FIGURES[name].make(alone) == NotPlanned("not run at this scale (smoke)")
     assert isinstance(FIGURES["Figure 10"].make(alone), NoData)
 
 
-def test_one_seed_a_diverged_arm_and_a_missing_one_are_drawn_and_said(empty: Plan) -> None:
-    gone = {("recipe", "with-2d"), ("scratch", "mxfp4-1.36"), ("layers", "nvfp4-base")}
-    fill(empty, EFFECTS, without=gone, diverged={("recipe", "kept"), ("layers", "first-4"), ("scratch", "base-whole")})
-    results = Results(empty)
+def test_one_seed_a_diverged_arm_and_a_missing_one_are_drawn_and_said(one_seed: Plan) -> None:
+    missing = frozenset({("with-2d", 0), ("mxfp4-1.36", 0), ("layers/nvfp4-base", 0)})
+    diverged = frozenset({"recipe/kept", "layers/first-4", "scratch/base-whole"})
+    found = results(one_seed, replace(WORLD, missing=missing, diverged=diverged))
     for name in ("Figure 6", "Figure A"):
-        assert not reaches_over(drawn(name, results))
-    figure_8 = FIGURES["Figure 8"].make(results)
-    assert isinstance(figure_8, FigureResult)
+        assert not reaches_over(draw_figure(pictured(name, found)))
+    figure_8 = pictured("Figure 8", found)
     assert any("kept, seed 0: diverged at step 4" in note for note in figure_8.notes)
     assert figure_8.notes[0].startswith("One seed")
     assert any("No data" in note and "+ 2-D weights" in note for note in figure_8.notes)
-    found = mxfp4_tokens.longer(results)
-    assert isinstance(found, mxfp4_tokens.Longer)
-    assert len(found.times) == 3, "one of MXFP4's four lengths of training is missing"
-    assert {one.label: one.text for one in effects_of(results, "nvfp4", EFFECTS_FIGURE)}[
-        "last blocks in BF16"
-    ] == "1 diverged"
+    longer = figures.longer(found)
+    assert isinstance(longer, figures.Longer)
+    assert len(longer.times) == 3, "one of MXFP4's four lengths of training is missing"
+    effects = {one.label: one.text for one in effects_of(found, "nvfp4", EFFECTS_FIGURE)}
+    assert effects["last blocks in BF16"] == "1 diverged"
 
 
-def test_a_damaged_file_is_named_and_no_figure_is_drawn_without_it(empty: Plan) -> None:
-    fill(empty, EFFECTS)
-    (member, *_) = (m for m in empty.members if (m.cell.sweep, m.cell.arm) == ("rounding", "sr-weights"))
-    path = empty.trials[member.id].folder.path / "metrics.parquet"
+def test_a_damaged_file_is_named_and_no_figure_is_drawn_without_it(smoke: Callable[..., Plan]) -> None:
+    of = smoke("sweep=rounding")
+    results(of, WORLD)
+    path = next(of.trials[m.id].folder.path for m in of.members if m.cell.arm == "sr-weights") / "metrics.parquet"
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(Damaged, match="is damaged"):
-        FIGURES["Figure 10"].make(Results(empty))
+        FIGURES["Figure 10"].make(Results(of))
 
 
 def test_changes_are_from_the_baseline_of_the_same_seed(light: Draw) -> None:
     above, below = light("Figure 8").axes[1::2]
     for colour, arm in enumerate(("kept", "with-2d", "no-sr", "nvfp4")):
         for axes in (above, below):
-            points = line(axes, colour)
-            assert np.allclose(points[:, 1], EFFECTS["recipe", arm], atol=1e-3), "with-rht is no-sr, with-sr is nvfp4"
+            last = line(axes, colour)[-1, 1]
+            assert last == pytest.approx(EFFECTS[f"recipe/{arm}"], abs=1e-3), "with-rht is no-sr, with-sr is nvfp4"
     figure_4 = light("Figure 4").axes
-    assert np.allclose(line(figure_4[1], 0)[:, 1], (1.009 - 1.001) / 1.001, atol=1e-3)
+    assert line(figure_4[1], 0)[-1, 1] == pytest.approx((1.009 - 1.001) / 1.001, abs=1e-3)
     titles = [axes.get_title(loc="left") for axes in figure_4[1::2]]
     assert titles == ["Change from FP8, %", "Change from FP8, %", "Change from whole recipe, %"]
-    assert np.allclose(line(figure_4[5], 2)[:, 1], (1.014 - 1.009) / 1.009, atol=1e-3), "the arm long-no-rht"
+    assert line(figure_4[5], 2)[-1, 1] == pytest.approx((1.014 - 1.009) / 1.009, abs=1e-3), "the arm long-no-rht"
 
 
-def test_levels_begin_near_the_branches(light: Draw) -> None:
-    axes = light("Figure 10").axes[0]
-    arm, trunk = line(axes, 0), lines(axes, LOOK.light.quiet)[0]
+def test_levels_begin_near_the_branches() -> None:
+    """Check that a panel leaves out the beginning of a long trunk, and the losses there."""
+    trunk = Line(np.arange(91.0), np.linspace(9, 2, 91), QUIET)
+    arm = Line(np.arange(90.0, 100), np.linspace(2, 1.9, 10), STYLES[0])
+    (axes,) = curve_figure([[Panel(lines=(trunk, arm), branches_at=90)]]).axes
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
-    assert trunk[0, 0] < left < arm[0, 0] < arm[-1, 0] < right
-    assert bottom < arm[:, 1].min() < arm[:, 1].max() < top < trunk[0, 1]
+    assert 0 < left < 90 < 99 < right
+    assert bottom < 1.9 < 2 < top < 9
 
 
 def test_switches_are_marked_where_recipes_switch(made: Results, light: Draw) -> None:
@@ -215,7 +193,7 @@ def test_switches_are_marked_where_recipes_switch(made: Results, light: Draw) ->
 
 
 def test_what_the_paper_prints_is_marked_and_nothing_else() -> None:
-    row = mxfp4_tokens.ROWS[0]
+    row = figures.ROWS[0]
     printed = {arm: row.paper_change(arm_table("nvfp4"), "loss", arm) for arm in row.arms}
     assert printed == {"nvfp4": 0.015, "mxfp4": 0.025, "mxfp4-ocp": None}
     assert {f.id for f in declared("nvfp4").training for row in f.rows if row.paper} == {"Figure 2", "Figure 7"}
@@ -249,11 +227,11 @@ def test_what_is_labelled_alike_in_a_figure_is_drawn_alike() -> None:
 
 
 def test_tokens_to_the_same_loss_are_read_between_runs(made: Results, light: Draw) -> None:
-    assert mxfp4_tokens.crossing((1, 1.25, 1.5), (0.02, 0.01, -0.01)) == pytest.approx(1.375)
-    assert mxfp4_tokens.crossing((1, 1.5), (0.02, 0.01)) is None
-    assert mxfp4_tokens.crossing((1, 1.5), (0.02, 0.0)) == 1.5
-    found = mxfp4_tokens.longer(made)
-    assert isinstance(found, mxfp4_tokens.Longer)
+    assert figures.crossing((1, 1.25, 1.5), (0.02, 0.01, -0.01)) == pytest.approx(1.375)
+    assert figures.crossing((1, 1.5), (0.02, 0.01)) is None
+    assert figures.crossing((1, 1.5), (0.02, 0.0)) == 1.5
+    found = figures.longer(made)
+    assert isinstance(found, figures.Longer)
     assert found.times == pytest.approx((1, 1.25, 1.35, 1.5), abs=0.01)
     assert len(found.losses) == 2
     axes = light("Figure 6").axes[-1]
@@ -262,9 +240,9 @@ def test_tokens_to_the_same_loss_are_read_between_runs(made: Results, light: Dra
 
 def test_only_trials_of_seeds_that_all_arms_finished_are_compared(cpu: Plan) -> None:
     """Check that a seed without the longest training in MXFP4 counts neither as a seed nor as trials of Figure 6."""
-    made = of_world(cpu, World(PAPER.effect, missing=frozenset({(mxfp4_tokens.MXFP4[-1], 0)})))
-    found = mxfp4_tokens.longer(made)
-    assert isinstance(found, mxfp4_tokens.Longer)
+    made = results(cpu, World(PAPER.effect, missing=frozenset({(figures.MXFP4[-1], 0)})))
+    found = figures.longer(made)
+    assert isinstance(found, figures.Longer)
     seeds = {m.cell.seed for m in cpu.members if m.id in found.trials}
     assert seeds == {1, 2}
     assert set(found.losses.index) == seeds
@@ -272,7 +250,7 @@ def test_only_trials_of_seeds_that_all_arms_finished_are_compared(cpu: Plan) -> 
 
 def test_a_loss_that_is_met_from_the_start_is_not_said_to_be_never_met(cpu: Plan) -> None:
     def said(effect: float) -> str:
-        picture = FIGURES["Figure 6"].make(of_world(cpu, World({**PAPER.effect, "mxfp4-1.00": effect})))
+        picture = FIGURES["Figure 6"].make(results(cpu, World({**PAPER.effect, "mxfp4-1.00": effect})))
         assert isinstance(picture, FigureResult)
         return picture.notes[-1]
 
@@ -289,14 +267,14 @@ def test_effects_are_those_that_verdicts_are_read_off(made: Results) -> None:
         pairs = compare(made, "validation_loss", arm, sweep="recipe")
         assert isinstance(pairs, Differences)
         assert found[label].data == pairs
-        assert found[label].mean == pytest.approx(EFFECTS["recipe", arm], abs=1e-3)
+        assert found[label].mean == pytest.approx(EFFECTS[f"recipe/{arm}"], abs=1e-3)
     assert found["hybrid: MXFP4"].paper == 0.025
     assert not any("1.25×" in label for label in found), "arms that train for longer than their baseline are left out"
 
 
 def test_gradients_err_as_they_were_measured(made: Results, light: Draw) -> None:
-    found = gradient_errors.errors_of(made, "recipe", "nvfp4")
-    assert isinstance(found, gradient_errors.Errors)
+    found = figures.errors_of(made, "recipe", "nvfp4")
+    assert isinstance(found, figures.Errors)
     assert found.table.loc["down", 5] == pytest.approx(0.14)
     axes = next(a for a in light("Figure B").axes if a.get_title(loc="left") == "6 blocks, the whole recipe")
     assert len(axes.collections[0].get_paths()) == 4 * 5, "the last of six blocks is in BF16"

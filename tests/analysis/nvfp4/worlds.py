@@ -2,43 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from fewbits.models.networks.decoder import DecoderConfig
+from fewbits.models.networks.layers import Linear
+from fewbits.models.networks.registry import on_meta
 from fewbits.sweeps.planning.plan import Member, Plan
 from tests.analysis import worlds
 from tests.analysis.worlds import results, wave
 
 __all__ = ["BAD", "PAPER", "World", "results"]
 
-PARTS = ("qkv", "out", "up", "down")
-
 
 @dataclass
 class World(worlds.World):
-    gradients: Callable[[int, str], float] | None = None  # (block from 1 to 20, part) → relative error of the gradient
+    gradients: Callable[[int, str], float] | None = None  # (block from 1, part) → relative error of the gradient
+    measured: tuple[str, ...] = ("layers/nvfp4-base",)  # the SWEEP/ARM, or the recipes, that have measured these errors
     wobble: float = 1e-5  # the size of the noise of these errors over seeds
 
     def numerics(self, of: Plan, member: Member) -> list[dict[str, Any]]:
-        """Return gradient errors of the arm layers/nvfp4-base (20 blocks) in two windows; other arms have no rows.
+        """Return gradient errors of the arms in `measured`, in two windows, which are 0 in blocks that stay in BF16.
 
         In the first window all errors are 0.9, so that tests fail if the analysis does not use the last window.
         """
-        if self.gradients is None or (member.cell.sweep, member.cell.arm) != ("layers", "nvfp4-base"):
+        trial, found = of.trials[member.id].trial, []
+        names = {f"{member.cell.sweep}/{member.cell.arm}", trial.recipe.name}
+        if self.gradients is None or not names & set(self.measured):
             return []
-        steps = of.trials[member.id].trial.training.steps
-        places = [(block, part) for block in range(1, 21) for part in PARTS]
-        return [
-            {"step": step, "layer": f"blocks.{block - 1}.{part}", "block": block - 1, "part": part, "slot": "weight"}
-            | {
-                "gradient_error": self.gradients(block, part) + self.wobble * wave(f"{block} {part}", member.cell.seed)
-                if end
-                else 0.9
-            }
-            for step, end in ((steps // 2, False), (steps - 1, True))
-            for block, part in places
-        ]
+        keep, blocks = trial.recipe.keep, _parts(trial.model)
+        for i, part in ((i, part) for i, parts in enumerate(blocks) for part in parts):
+            chance = self.wobble * wave(f"{i + 1} {part}", member.cell.seed)
+            error = self.gradients(i + 1, part) + chance if keep.first <= i < len(blocks) - keep.last else 0.0
+            row = {"layer": f"blocks.{i}.{part}", "block": i, "part": part, "slot": "weight"}
+            for step, value in ((trial.training.steps // 2, 0.9), (trial.training.steps - 1, error)):
+                found.append({"step": step, **row, "gradient_error": value})
+        return found
+
+
+@cache
+def _parts(model: DecoderConfig) -> list[list[str]]:
+    """Return, for each block of the model, the parts of its linear layers, such as qkv, out, up and down."""
+    blocks = on_meta(model).blocks
+    assert isinstance(blocks, Iterable)
+    return [[str(m.part) for m in block.modules() if isinstance(m, Linear)] for block in blocks]
 
 
 BAD = {"recipe/bad-arm": 0.05, "layers/bad-arm": 0.05, "mxfp4-1.00": 0.02}
