@@ -33,7 +33,7 @@ SMOKE = "smoke"
 WORDS = {
     "cost": (
         "lowers the loss by {}",
-        "costs nothing that these runs can see (less than {})",
+        "costs less than {} of loss, if any",
         "costs {} of loss",
         "changes the loss by {} in one seed (no error bar)",
     ),

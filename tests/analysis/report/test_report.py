@@ -115,7 +115,7 @@ def row(name: str, effect: float, half: float | None, words: str = "cost") -> Ro
     [
         (0.002, 0.0005, "cost", "costs 0.200 % of loss"),
         (-0.002, 0.0005, "cost", "lowers the loss by 0.200 %"),
-        (0.0001, 0.0005, "cost", "costs nothing that these runs can see (less than 0.060 %)"),
+        (0.0001, 0.0005, "cost", "costs less than 0.060 % of loss, if any"),
         (0.002, None, "cost", "changes the loss by +0.200 % in one seed (no error bar)"),
         (-0.002, 0.0005, "loss", "is 0.200 % lower"),
     ],
