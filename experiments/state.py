@@ -89,7 +89,7 @@ def resume(state: State, session: Session) -> None:
     if checkpoint is None:
         return
     saved = checkpoints.unflatten(checkpoint.tensors(part=(world.rank, world.ranks)), checkpoint.state)
-    session.corpus.check(saved["data"]["fingerprint"], saved["data"])
+    session.corpus.check(saved["data"])
     _load_weights(state.model, saved["model"], strict=own is not None)
     load_optimizer_state(state.optimizer, saved["optimizer"])
     state.policy.load_state(saved.get("precision", {}), branch=own is None)

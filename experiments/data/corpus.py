@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -170,19 +171,14 @@ class Corpus:
         self._tokens(split)
         return self.folder.documents(split)
 
-    def check(self, fingerprint: str, described: Mapping[str, object] | None = None) -> None:
-        """Raise ValueError if this corpus does not have the fingerprint that a checkpoint has recorded.
-
-        described: the recorded result of `describe`; if given, the message lists what differs from this corpus.
-        """
+    def check(self, described: Mapping[str, Any]) -> None:
+        """Raise ValueError, with what differs, if `described`, which a checkpoint has recorded, is another corpus."""
+        fingerprint = described["fingerprint"]
         if fingerprint == self.fingerprint:
             return
         here = describe(self)
-        if described is None:
-            told = ", ".join(f"{key} {here[key]}" for key in here if key in ("kind", "tokenizer") or "source." in key)
-        else:
-            differing = [key for key in {**here, **described} if here.get(key) != described.get(key)]
-            told = ", ".join(f"{key} {here.get(key)} (then {described.get(key)})" for key in differing)
+        differing = [key for key in {**here, **described} if here.get(key) != described.get(key)]
+        told = ", ".join(f"{key} {here.get(key)} (then {described.get(key)})" for key in differing)
         raise ValueError(
             f"these are not the data of the checkpoint: their fingerprint is {self.fingerprint[:16]}…, but the "
             f"checkpoint has the fingerprint {fingerprint[:16]}…. The data now: {told}. Resume with the same data, "

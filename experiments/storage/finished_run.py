@@ -68,7 +68,7 @@ class FinishedRun:
     def corpus(self) -> Corpus:
         """The corpus of the run; raises ValueError if its data are not those that the checkpoint was trained on."""
         corpus, saved = load(self.trial.data, self.cache), self.checkpoint.state["data"]
-        corpus.check(saved["fingerprint"], saved)
+        corpus.check(saved)
         return corpus
 
     @cached_property

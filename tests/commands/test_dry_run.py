@@ -80,7 +80,9 @@ def test_times_are_work_by_measured_speed_less_what_is_done(
 
 
 def test_a_trial_in_two_places_is_told_once(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tiny_file(tmp_path, cache, {"arms": {"a": {"overrides": MOR}, "b": {"overrides": [*MOR, "recipe.name=other"]}}})
+    file = tiny_file(
+        tmp_path, cache, {"arms": {"a": {"overrides": MOR}, "b": {"overrides": [*MOR, "recipe.name=other"]}}}
+    )
     shown = dry_run(file, tmp_path / "runs", capsys)
     assert shown.splitlines()[1].endswith("planned  (the same trial as above)")
     assert "\n1 trial: 1 planned\n" in shown
