@@ -79,6 +79,15 @@ def test_times_are_work_by_measured_speed_less_what_is_done(
     assert disk([short]) == 4 * STATE_BYTES * parameters_of(short.trial.model)
 
 
+def test_without_a_known_deviation_the_command_that_takes_one_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["sweep", "study=mor", "sweep=sub-tensor", "--runs", str(tmp_path), "--dry-run"]
+    assert cli.main(argv) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "--sd" in line]
+    assert "fewbits claims study=mor scale=smoke --power --sd" in line
+
+
 def test_a_trial_in_two_places_is_told_once(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tiny_file(
         tmp_path, cache, {"arms": {"a": {"overrides": MOR}, "b": {"overrides": [*MOR, "recipe.name=other"]}}}

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from fewbits import cli
-from fewbits.commands.train import LiveLine
+from fewbits.commands.train import LiveLine, summary
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.load import load
 from fewbits.experiments.session import Progress
@@ -84,6 +84,16 @@ def test_on_a_terminal_one_line_changes(cache: Path, tmp_path: Path) -> None:
     assert [text.split("  ")[0] for text in shown[1:]] == [f"step {step}/12" for step in range(1, 13)]
     assert max(map(len, shown)) < 60
     assert len(lines) == 4  # the progress line, the folder, the summary, and the empty end
+
+
+def test_the_last_line_has_the_scores_of_texts_and_tasks() -> None:
+    scores = {
+        "texts": {"a.txt": {"loss": 2.5, "tokens": 9}},
+        "tasks": {"toy": {"acc,none": 0.5, "acc_stderr,none": 0.1}},
+    }
+    assert summary({"status": "done", "step": 4, "loss": 1.0} | scores) == (
+        "done at step 4, loss 1.0000, a.txt.loss 2.5000, toy.acc 0.5000"
+    )
 
 
 def test_time_left_is_that_of_the_steps_so_far(

@@ -103,7 +103,8 @@ def test_tasks_and_texts_are_evaluated_during_training_without_changing_it(
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     (tmp_path / "notes.txt").write_text("def f(x):\n    return x + 1\n" * 20)
     asked = ["evaluation.tasks=[toy]", f"evaluation.tasks_path={tasks}", f"evaluation.texts=[{tmp_path}/notes.txt]"]
-    place = [*SUBWORDS, "training.steps=6", f"runtime.cache={cache}", "recipe=gaussws"]  # its noise depends on the step
+    place = [*SUBWORDS, "training.steps=6", f"runtime.cache={cache}", "recipe=gaussws"]
+    place += ["recipe.sampler.in_evaluation=true"]  # the noise depends on the step
     plain, _ = run(*load_trial(overrides(*place, f"runtime.runs={tmp_path}/plain")))
     often = [*asked, "evaluation.tasks_every=2", "runtime.keep_steps=[2]", f"runtime.runs={tmp_path}/often"]
     folder, _ = run(*load_trial(overrides(*place, *often)))

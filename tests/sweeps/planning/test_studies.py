@@ -61,6 +61,16 @@ def test_people_and_programs_are_told_of_every_study(capsys: pytest.CaptureFixtu
         assert all(recipe in text for recipe in row["recipes"])
 
 
+def test_a_study_is_listed_with_the_scales_and_arms_of_its_sweeps(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["studies", "mor", "--json"]) == 0
+    (study,) = json.loads(capsys.readouterr().out)
+    repeated = next(sweep for sweep in study["sweeps"] if sweep["name"] == "repeated")
+    assert repeated["scales"] == ["cpu-full"]
+    assert repeated["arms"].keys() == {"bf16", "bf16-again", "dropout", "block", "e8m0", "three-way"}
+    assert main(["studies", "mor"]) == 0
+    assert "sweep=repeated\n  A text that is read ten times" in capsys.readouterr().out
+
+
 # ------------------------------------------------------------------------------------------------ all scales
 
 SCALES = ("cpu", "cpu-full", "questions", "gpu", "paper")

@@ -271,6 +271,8 @@ def test_a_mistake_in_a_file_is_one_line(text: str, message: str, tmp_path: Path
         (("FILE", "study=mor"), r"tiny\.yaml and study=mor: .*not both"),
         (("FILE", "FILE"), "only one file"),
         (("study=mor", "only=[block, nvfp5]"), r"only: nvfp5|only.*'nvfp5'"),
+        (("study=mor", "sweep=repeated", "scale=sizes"), "sweep=repeated: scale 'sizes': valid values are cpu-full"),
+        (("study=gaussws", "sweep=gpt2", "scale=questions"), "scale 'questions': valid values are cpu, cpu-full, gpu"),
         (("study=mor", "study=nvfp4"), "'study=nvfp4' after 'mor': .*only one study"),
         (("FILE", "+axes.optimizer.lr=[1,2]"), r"write axes=\{optimizer\.lr:\[1,2\]\}"),
     ],
