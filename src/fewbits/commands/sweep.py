@@ -14,7 +14,7 @@ EXAMPLES = """\
 examples:
   fewbits sweep study=mor scale=smoke --dry-run       show what would run, what is finished, and how long it takes
   fewbits sweep study=mor scale=smoke                 run the missing trials; after an interruption, the rest
-  fewbits sweep study=mor sweep=tables seeds=[0,1]    one sweep of the study, with other seeds
+  fewbits sweep study=mor sweep=partitions seeds=[0,1]  one sweep of the study, with other seeds
   fewbits sweep my-sweep.yaml                         a sweep file of your own, see the README
   fewbits sweep my-sweep.yaml training.steps=20       with an override for every trial, as for `fewbits train`
   fewbits sweep study=mor --address auto              on the Ray cluster that this machine is part of
