@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
 from typing import Final, Literal, get_args
@@ -24,6 +24,7 @@ Overflow = Literal["saturate", "nan", "inf"]
 
 _LIMITS = "1 ≤ X ≤ 8, 1 ≤ Y ≤ 21; 2 ≤ X with infinities, X ≤ 7 without"
 _BEYOND_LIMITS = {(8, 23, "ieee", True), (8, 0, "nan", False)}  # fp32 and e8m0
+_BY_BITS = re.compile(r"e([1-9][0-9]{0,2})m([1-9][0-9]{0,2})(fn|ieee|finite)?")  # a name that says the numbers of bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,13 @@ class Format:
     bias: int
     specials: Specials  # none: every code is a number; nan: the last code is NaN; ieee: the top exponent is inf or NaN
     signed: bool = True
+    aliases: tuple[str, ...] = field(default=(), compare=False, repr=False)  # other names that `parse` knows
 
     def __post_init__(self) -> None:
         e, m = self.exponent_bits, self.mantissa_bits
+        for name in (self.name, *self.aliases):
+            if (named := _BY_BITS.fullmatch(name)) and (int(named[1]), int(named[2])) != (e, m):
+                raise ValueError(f"{name!r} cannot name a format with {e} exponent bits and {m} mantissa bits")
         if self.specials not in get_args(Specials):
             valid = ", ".join(get_args(Specials))
             raise ValueError(f"specials {self.specials!r} of format {self.name!r}: valid values are {valid}")
@@ -225,16 +230,25 @@ _ROWS = (
     Format("int4", 1,  2,   1, "none"),  # integers −7 to 7 in units of 2^-2
     Format("e8m0", 8,  0, 127, "nan", signed=False),  # holds scales: powers of two
     Format("ue5m3",5,  3,  15, "nan", signed=False),  # for scales; only 0xFF is NaN, as in CUDA's __nv_fp8_ue5m3
-    Format("bf16", 8,  7, 127, "ieee"),
-    Format("fp16", 5, 10,  15, "ieee"),
-    Format("fp32", 8, 23, 127, "ieee"),
+    Format("bf16", 8,  7, 127, "ieee", aliases=("bfloat16",)),
+    Format("fp16", 5, 10,  15, "ieee", aliases=("float16", "half")),
+    Format("fp32", 8, 23, 127, "ieee", aliases=("float32",)),
 )
 # fmt: on
 
+
+def by_name(rows: Iterable[Format]) -> dict[str, Format]:
+    """Return the formats by their names and aliases; raise ValueError if two formats share one."""
+    found: dict[str, Format] = {}
+    for row in rows:
+        for name in (row.name, *row.aliases):
+            if found.setdefault(name, row) is not row:
+                raise ValueError(f"format {row.name!r}: {name!r} is a name of {found[name].name!r} already")
+    return found
+
+
 TABLE: Final[Mapping[str, Format]] = MappingProxyType({row.name: row for row in _ROWS})
-ALIASES: Final[Mapping[str, str]] = MappingProxyType(
-    {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}
-)
+_NAMED = by_name(_ROWS)
 _SUGGESTIONS: Final[Mapping[str, str]] = MappingProxyType(  # names that users may try, and what to write instead
     {
         "fp8": "e4m3 or e5m2",
@@ -262,10 +276,10 @@ _SUFFIX_OF = {specials: suffix for suffix, specials in _SUFFIXES.items()}
 
 @cache
 def _parse(name: str) -> Format:
-    row = TABLE.get(ALIASES.get(name, name))
+    row = _NAMED.get(name)
     if row:
         return row
-    match = re.fullmatch(r"e([1-9][0-9]{0,2})m([1-9][0-9]{0,2})(fn|ieee|finite)?", name)
+    match = _BY_BITS.fullmatch(name)
     if not match:
         suggestion = _SUGGESTIONS.get(name.lower().removeprefix("torch."))
         hint = f" (did you mean {suggestion}?)" if suggestion else ""

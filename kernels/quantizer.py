@@ -240,6 +240,9 @@ class ErrorBelow:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "threshold", _positive("error threshold", self.threshold))
+        if self.threshold > 1:
+            hint = f"; did you mean {self.threshold / 100:g}?" if self.threshold <= 100 else ""
+            raise ValueError(f"error threshold {_spell(self.threshold)}: relative errors are fractions up to 1{hint}")
 
     def __str__(self) -> str:
         return f"error<{_spell(self.threshold)}"

@@ -90,6 +90,13 @@ class Scaling:
                     f"scaling {self.name!r} of kind {self.kind!r}: {field}={getattr(self, field)} has no arithmetic in "
                     "reference/scales.py and csrc/scale.h; add it there, and to _OF_KIND"
                 )
+        if not two_levels:
+            return
+        if self.stored is None or self.stored.bits > 8 or not self.stored.has_nan:
+            raise ValueError(f"scaling {self.name!r}: stored={self.stored}: valid are formats of up to 8 bits with NaN")
+        if not 0 < self.target <= self.stored.max:
+            largest = f"{self.stored.max:g}, the largest value of {self.stored}"
+            raise ValueError(f"scaling {self.name!r}: target={self.target:g}: valid are numbers > 0 up to {largest}")
 
     @property
     def corrects(self) -> bool:

@@ -282,6 +282,7 @@ MISTAKES = {  # arguments of `fewbits train`, and the parts of the message; … 
     # operands
     "recipe.fprop.x=e9m9": "fprop.x: format 'e9m9'",
     "recipe=mor/block recipe.threshold=3%": "recipe.threshold '3%': a number is expected, such as 0.045",
+    "recipe=mor/block recipe.threshold=4.5": "did you mean 0.045?",
     "recipe=mor/block recipe.threshold=-1": "fprop.x: error threshold -1.0… finite numbers > 0",
     "recipe=mor/block recipe.block=64": "recipe.block 64: …128x128",
     "recipe=nvfp4 recipe.rht=24": "hadamard 24",

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewbits.kernels.formats import ALIASES, TABLE, Format
+from fewbits.kernels.formats import TABLE, Format, by_name
 from tests.messages import naming
 
 # Our name of a format, the dtype in another library, and the overflow rule of that library's cast
@@ -257,7 +257,7 @@ def test_e8m0_takes_zero_and_all_below_to_its_smallest_power_of_two() -> None:
 @pytest.mark.parametrize(
     ("spelling", "name"),
     [
-        *ALIASES.items(),
+        *((alias, row.name) for row in TABLE.values() for alias in row.aliases),
         ("e4m3fn", "e4m3"),
         ("e8m7", "bf16"),
         ("e5m10", "fp16"),
@@ -312,6 +312,19 @@ def test_values_beyond_float32_are_refused(name: str) -> None:
 def test_unknown_specials_are_refused() -> None:
     with pytest.raises(ValueError, match=r"specials 'fn' .*valid values are none, nan, ieee"):
         Format("e4m3", 4, 3, 7, "fn")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "alias"), [("e5m2", "mine"), ("mine", "e5m2"), ("mine", "e5m2fn")])
+def test_a_name_cannot_say_other_bits_than_the_format_has(name: str, alias: str) -> None:
+    with pytest.raises(ValueError, match=naming("e5m2", "4 exponent bits") if name == "e5m2" else naming(repr(alias))):
+        Format(name, 4, 3, 7, "nan", aliases=(alias,))
+
+
+@pytest.mark.parametrize("taken", ["half", "fp16"])
+def test_an_alias_cannot_be_another_formats_name(taken: str) -> None:
+    mine = Format("mine", 4, 3, 7, "nan", aliases=(taken,))
+    with pytest.raises(ValueError, match=naming("mine", repr(taken), "fp16")):
+        by_name([TABLE["fp16"], mine])
 
 
 def test_specs_import_nothing_heavy() -> None:

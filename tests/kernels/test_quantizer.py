@@ -63,7 +63,8 @@ def quantizers(draw: st.DrawFn, basis: tuple[Any, Any] | None = None) -> Quantiz
 def mixtures(draw: st.DrawFn) -> Mixture:
     some = quantizers(basis=draw(bases))
     positive = st.floats(0, exclude_min=True, allow_nan=False, allow_infinity=False)
-    tests = st.builds(ErrorBelow, positive) | st.builds(ErrorBelowOther, some) | st.builds(SpreadBelow, positive)
+    fractions = st.floats(0, 1, exclude_min=True)
+    tests = st.builds(ErrorBelow, fractions) | st.builds(ErrorBelowOther, some) | st.builds(SpreadBelow, positive)
     entries = draw(st.lists(st.builds(Entry, some, tests | st.just(SpreadBelow())), max_size=3))
     entries.append(Entry(draw(some)))
     scaled = any(entry.quantizer.scaling != "none" for entry in entries)
@@ -302,6 +303,7 @@ def test_a_mixture_needs_a_seed_if_any_of_its_quantizers_or_yardsticks_does() ->
         ("e4m3 @ spread<wide | bf16", "unknown test 'spread<wide'"),
         ("e4m3 @ error<0 | bf16", "error threshold 0.0: valid values are finite numbers > 0"),
         ("e4m3 @ error<nan | bf16", "error threshold nan: valid values are finite"),
+        ("e4m3 @ error<4.5 | bf16", "error threshold 4.5: relative errors are fractions up to 1; did you mean 0.045?"),
         ("e4m3 @ spread<inf | bf16", "spread limit inf: valid values are finite"),
         ("e4m3 @ error<e5m2:1x16 | bf16", "expected a scaling after block '1x16'.*in quantizer 'e5m2:1x16'"),
         ("e4m3 @ error<0.1 | bf16 ; per=row", "unknown per='row': valid values are block, tensor, channel or RxC"),

@@ -13,6 +13,7 @@ from fewbits.kernels.quantizer import Quantizer
 from fewbits.kernels.scalings import KINDS, SCALE_ROUNDINGS, SCALINGS
 from fewbits.kernels.scalings import Scaling as Record
 from tests.golden import digests
+from tests.messages import naming
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "kernels" / "README.md"
@@ -70,13 +71,6 @@ def test_constants_have_as_many_words_as_the_structures_of_the_backends() -> Non
     assert scaling.grid.max == scaling.target  # 448 is E4M3's largest value and the target
 
 
-@pytest.mark.parametrize("record", SCALINGS.values(), ids=str)
-def test_stored_scales_have_a_code_for_a_block_that_is_not_finite(record: Record) -> None:
-    if record.stored is not None:
-        assert record.stored.has_nan
-        assert record.stored.bits == (32 if record.kind in ("float", "affine") else 8)
-
-
 @pytest.mark.parametrize(
     ("text", "field"),
     [
@@ -114,3 +108,18 @@ def test_the_readme_and_the_golden_digests_list_every_scaling() -> None:
 def test_a_record_has_no_field_that_its_kind_does_not_use(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="no arithmetic"):
         Record("new", **fields)
+
+
+@pytest.mark.parametrize(
+    ("stored", "target", "named"),
+    [
+        ("e4m3", 449.0, ("target=449", "448", "e4m3")),
+        ("ue5m3", -1.0, ("target=-1",)),
+        ("bf16", 448.0, ("stored=bf16", "8 bits")),
+        ("e2m1", 6.0, ("stored=e2m1", "NaN")),  # a block that is not finite needs a code
+        (None, 448.0, ("stored=None",)),
+    ],
+)
+def test_block_scales_of_two_levels_fit_their_format(stored: str | None, target: float, named: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=naming(*named)):
+        Record("new", "two-level", stored and TABLE[stored], target=target)
