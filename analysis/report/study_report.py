@@ -13,13 +13,14 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from markupsafe import Markup
 
 from fewbits.analysis.engine.claims.findings import Verdict
-from fewbits.analysis.engine.claims.judging import judge_study, scale_words
+from fewbits.analysis.engine.claims.judging import judge_file, judge_study, scale_words
 from fewbits.analysis.engine.claims.schema import claim_ids, studies_with_claims
 from fewbits.analysis.engine.claims.verdicts import FAMILIES
 from fewbits.analysis.engine.results.frames import Results
@@ -45,13 +46,14 @@ NOTES = 1  # of an item that a page shows
 NOT_MADE = "fewbits does not make this item yet"
 
 
-def read_study(overrides: tuple[str, ...] | list[str]) -> StudyReport:
+def read_study(overrides: tuple[str, ...] | list[str], claims: Path | None = None) -> StudyReport:
     """Return the report of the study that the overrides select, over the store. overrides: as for `fewbits sweep`.
 
-    Raise ValueError if the study of a user's own sweep file is unknown.
+    claims: a file of the user's own claims, which are judged instead of the study's. Without it, raise ValueError if
+    the study of a user's own sweep file is unknown.
     """
     plan = find_plan(overrides)
-    return report_of(plan, Results(plan), overrides)
+    return report_of(plan, Results(plan), overrides, claims)
 
 
 def archived_report(archive: Archive) -> StudyReport:
@@ -59,13 +61,21 @@ def archived_report(archive: Archive) -> StudyReport:
     return report_of(archive.plan, Results(archive.plan, archive), archive.overrides)
 
 
-def report_of(plan: Plan, results: Results, overrides: tuple[str, ...] | list[str]) -> StudyReport:
-    """Return the report of these results. overrides: those that selected the plan."""
-    studies = sorted({sweep.study for sweep in plan.sweeps})
-    for study in studies:
-        one_of("study", study, STUDIES)
-    (study,) = studies
-    return StudyReport(study, plan.sweeps[0].scale, tuple(one for one in overrides if not is_location(one)), results)
+def report_of(
+    plan: Plan, results: Results, overrides: tuple[str, ...] | list[str], claims: Path | None = None
+) -> StudyReport:
+    """Return the report of these results. overrides: those that selected the plan; claims: as for `read_study`."""
+    (study,) = {sweep.study for sweep in plan.sweeps}
+    if claims is None and study not in STUDIES:
+        raise ValueError(
+            f"{study!r} is no study, so it has no report or claims: valid are {', '.join(STUDIES)}; for claims of your "
+            "own: fewbits claims my-sweep.yaml --claims my-claims.yaml"
+        )
+    chosen = tuple(one for one in overrides if not is_location(one))
+    report = StudyReport(study, plan.sweeps[0].scale, chosen, results)
+    if claims is not None:
+        report.verdicts = judge_file(claims, results, overrides)
+    return report
 
 
 @dataclass

@@ -97,17 +97,15 @@ class Runs:
     def judge(self, claims: PathLike) -> ShownFrame:
         """Compute the verdicts of the user's own claims about these runs, by the rules that apply to studies.
 
-        claims: a YAML file with the keys `claims` and `controls`; analysis/engine/claims/schema.py documents them.
+        claims: a YAML file with the keys `claims` and `controls`; docs/claims-file.md lists all keys.
         Return a frame with a row for each comparison, which includes the claim's verdict; Jupyter shows the verdicts in
         full.
         """
-        from fewbits.analysis.engine.claims.judging import judge_claims
-        from fewbits.analysis.engine.claims.schema import claims_from
+        from fewbits.analysis.engine.claims.judging import judge_file
         from fewbits.analysis.views.claims import card
         from fewbits.analysis.views.shown import finding_row, shown_frame
 
-        results = self._of_sweep
-        verdicts = judge_claims(claims_from(Path(claims).expanduser(), results.plan.sweeps[0].study), results)
+        verdicts = judge_file(Path(claims).expanduser(), self._of_sweep, self.overrides)
         rows = [finding_row(verdict, finding) for verdict in verdicts.values() for finding in verdict.findings]
         return shown_frame(rows, ", ".join(verdicts), Markup().join(map(card, verdicts.values())))
 

@@ -122,4 +122,4 @@ def test_a_record_has_no_field_that_its_kind_does_not_use(fields: dict[str, Any]
 )
 def test_block_scales_of_two_levels_fit_their_format(stored: str | None, target: float, named: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=naming(*named)):
-        Record("new", "two-level", stored and TABLE[stored], target=target)
+        Record("new", "two-level", TABLE[stored] if stored else None, target=target)

@@ -1,14 +1,18 @@
-"""Compute the verdicts of a study: collect the data of every claim and control, test them, and combine the results."""
+"""Compute the verdicts of claims: collect the data of every claim and control, test them, and combine the results."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from fewbits.analysis.engine.claims.findings import UNTESTED, ControlResult, Finding, Status, Verdict
+from fewbits.analysis.engine.claims.findings import UNTESTED, ControlResult, Finding, Outcome, Status, Verdict
 from fewbits.analysis.engine.claims.hooks import hooks_of, load_hooks
-from fewbits.analysis.engine.claims.pairs import Numbers, built_in, data_of
+from fewbits.analysis.engine.claims.pairs import TASKS, Numbers, built_in, data_of
 from fewbits.analysis.engine.claims.schema import (
+    DIVERGED,
+    EVENTS,
     Claim,
     Comparison,
     ControlClaim,
@@ -16,6 +20,7 @@ from fewbits.analysis.engine.claims.schema import (
     Needs,
     Part,
     StudyClaims,
+    claims_from,
     expand,
     load_claims,
     pilots_of,
@@ -26,11 +31,16 @@ from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import Differences, Exact, Measured
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import STUDIES, Paper, Size, paper
+from fewbits.analysis.engine.results.places import PROBE, PROBES
+from fewbits.analysis.engine.results.rows import place_name
 from fewbits.analysis.engine.statistics import estimate
 from fewbits.common.from_dict import one_of
 from fewbits.common.wording import amount, enumeration, plural
+from fewbits.experiments.composition import nearest_first
 from fewbits.sweeps.planning.cost import parameters_of, tokens_of
 from fewbits.sweeps.planning.plan import Planned
+from fewbits.sweeps.planning.store import OVER
+from fewbits.sweeps.planning.stored_plans import RUNS, runs_named
 
 ONE_RUN = "paper"  # the scale with the paper's own runs: one of each arm
 SEEDS = ("no seeds", "one seed", "two seeds", "three seeds", "four seeds", "five seeds", "six seeds", "seven seeds")
@@ -40,6 +50,65 @@ def judge_study(study: str, results: Results) -> dict[str, Verdict]:
     """Return the verdicts of a study's claims by claim id, in the order of analysis/studies/STUDY/claims.yaml."""
     load_hooks(study)
     return judge_claims(load_claims(study), results)
+
+
+def judge_file(file: Path, results: Results, overrides: Sequence[str]) -> dict[str, Verdict]:
+    """Return the verdicts of a user's own claims (docs/claims-file.md), by claim id.
+
+    overrides: those that selected the sweep. Raise ValueError if the file is not valid, or if a claim names an arm, an
+    axis value or a metric that the sweep does not have.
+    """
+    study = results.plan.sweeps[0].study
+    load_hooks(study)
+    of = claims_from(file, study)
+    claims: tuple[Claim | ControlClaim, ...] = (*of.controls, *of.claims)
+    for claim in claims:
+        try:
+            _check_names(of.study, claim, results)
+            find(of.study, claim, results)
+        except ValueError as error:
+            raise ValueError(f"{file}: {claim.id}: {error}") from None
+    store = runs_named(overrides)
+    words = [*(text for text in overrides if not text.startswith(f"{RUNS}=")), *(["--runs", store] if store else [])]
+    command = f"; to run them: `{shlex.join(['fewbits', 'sweep', *words])}`"
+    return {
+        name: replace(one, reason=one.reason + command) if one.outcome is Outcome.NOT_RUN else one
+        for name, one in judge_claims(of, results).items()
+    }
+
+
+def _check_names(study: str, claim: Claim | ControlClaim, results: Results) -> None:
+    """Raise ValueError if a claim names a sweep, arm, axis value, metric or hook that these results do not have."""
+    for part in claim.parts:
+        hooks: Mapping[str, object] = hooks_of(study).measures if part.data else hooks_of(study).exact
+        if (part.data or part.test == "exact") and claim.id not in hooks:
+            key = "key data" if part.data else "test exact"
+            raise ValueError(f"the {key} needs a Python function (engine/claims/hooks.py)")
+        for sweep in part.sweep:
+            one_of("sweep", sweep, dict.fromkeys(member.cell.sweep for member in results.members))
+        for comparison in expand(claim, part, arm_table(study)):
+            for arm in (comparison.arm, *part.wrong) if comparison.arm else ():
+                _check_arm("arm", arm, part, part.where, results)
+            if comparison.baseline:
+                role = "baseline" if part.baseline else "baseline (which no key names)"
+                _check_arm(role, comparison.baseline, part, part.baseline_where or {}, results)
+            name, known = comparison.metric, results.metrics()
+            unknown = known and name and part.test not in EVENTS and name not in (*known, DIVERGED)
+            if unknown and not name.startswith(TASKS) and isinstance(resolve(study, results, name).values, str):
+                raise ValueError(f"metric {name!r}: valid values are {nearest_first(name, known)}")
+
+
+def _check_arm(role: str, arm: str, part: Part, where: Mapping[str, str], results: Results) -> None:
+    """Raise ValueError if the sweeps of a part do not have the arm with these axis values."""
+    cells = [one.cell for one in results.members if one.cell.sweep in (part.sweep or (one.cell.sweep,))]
+    prefixes = ("", PROBE) if PROBES in part.sweep else ("",)
+    names = [prefix + name for name in arm.split("|") for prefix in prefixes]
+    places = [dict(cell.axes) for cell in cells if cell.arm in names]
+    if not places:
+        one_of(role, arm, dict.fromkeys(cell.arm for cell in cells))
+    for axis, value in where.items():
+        one_of(f"axis of {arm}", axis, dict.fromkeys(name for axes in places for name in axes))
+        one_of(f"{axis} of {arm}", value, dict.fromkeys(axes[axis] for axes in places if axis in axes))
 
 
 def judge_claims(of: StudyClaims, results: Results) -> dict[str, Verdict]:
@@ -71,7 +140,18 @@ def evidence_of(of: StudyClaims, claim: Claim, results: Results) -> Evidence:
         main and not claim.ours,
         results.scale_name == ONE_RUN,
         tuple(f"seed {seed} influenced this design ({by}), so no claim should use it" for seed, by in pilots.items()),
+        _missing(findings, results),
     )
+
+
+def _missing(findings: Iterable[Finding], results: Results) -> tuple[str, ...]:
+    """Return the names of the unfinished trials of a claim if, without them, none of its comparisons has data."""
+    without = [one for one in findings if not one.n and one.effect is None]
+    if len(without) < len(tuple(findings)) or Status.UNDECIDED not in {one.status for one in without}:
+        return ()
+    used = {trial for one in without for trial in one.trials}
+    rows = (row for row in results.rows if row["id"] in used and row["state"] not in OVER)
+    return tuple(dict.fromkeys(f"{place_name(row)} ({row['state']})" for row in rows))
 
 
 def _paper(study: str) -> Paper:
@@ -85,7 +165,7 @@ def _paper(study: str) -> Paper:
 def find(study: str, claim: Claim | ControlClaim, results: Results) -> tuple[Finding, ...]:
     """Return the findings of all comparisons of a claim or control, in order; they are computed once and cached."""
     return results.remembered(
-        f"findings {study} {claim.id}",
+        f"findings {study} {claim}",
         lambda: tuple(
             replace(finding, part=place)
             for place, part in enumerate(claim.parts)
@@ -172,7 +252,7 @@ def printed_effect(study: str, comparison: Comparison) -> float | None:
     """
     if (printed := comparison.part.printed) is None:
         return None
-    source, names = paper(study), {"arm": comparison.arm, "baseline": comparison.baseline}
+    source, names = _paper(study), {"arm": comparison.arm, "baseline": comparison.baseline}
     names["metric"] = comparison.metric.partition("@")[0]
     if not printed.table:
         value = source.numbers[printed.number.format(**names)].value if printed.number else printed.value

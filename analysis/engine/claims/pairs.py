@@ -82,8 +82,9 @@ def data_of(results: Results, comparison: Comparison, numbers: Callable[[Results
     metric = numbers(scope if part.sweep else results, comparison.metric)
     values, bounds = metric.values, metric.bounds
     if isinstance(values, str) and values not in scope.metrics():
-        ids = [row["id"] for name in found.arms for row in arm_rows(scope, name, shared=True)]
-        return NoData(f"no trial has recorded the metric {comparison.metric}", tuple(dict.fromkeys(ids)))
+        pairs = pairs_of(found) if len(compared) == 2 else [(row["id"],) for row in arm_rows(scope, arm, where)]
+        ids = dict.fromkeys(trial for pair in pairs for trial in pair)
+        return NoData(f"no trial has recorded the metric {comparison.metric}", tuple(ids))
     if len(compared) == 1:
         assert not callable(values)
         own = sample(scope, values, arm, where)
@@ -187,13 +188,16 @@ def _divergence(found: Scope) -> Events | NoData:
     base_where = found.where if found.base is None else found.base
     counts: list[int] = []
     ids: list[str] = []
+    unfinished: list[str] = []
     for arm, where in zip(found.arms, (found.where, base_where), strict=True):
-        over = [row for row in arm_rows(found.results, arm, where, shared=True) if row["state"] in OVER]
+        rows = arm_rows(found.results, arm, where, shared=True)
+        over = [row for row in rows if row["state"] in OVER]
         counts += [sum(row["state"] == State.DIVERGED for row in over), len(over)]
         ids += [row["id"] for row in over]
+        unfinished += [row["id"] for row in rows if row["state"] not in OVER]
     ours, of, base, base_of = counts
     if not of or not base_of:
-        return NoData("an arm has no finished trial", tuple(ids))
+        return NoData("an arm has no finished trial", (*ids, *unfinished))
     return Events(ours, of, base, base_of, tuple(ids))
 
 

@@ -27,6 +27,7 @@ import yaml
 from fewbits.analysis.engine.results.arms import ArmTable
 from fewbits.analysis.engine.results.paper import STUDIES, distinct, named
 from fewbits.common.from_dict import from_dict, one_of
+from fewbits.experiments.composition import spelled
 
 DIRECTIONS = ("higher", "lower")
 BOUNDED = ("no_worse", "equal")  # tests that an effect is smaller than the margin
@@ -140,8 +141,8 @@ class Part:
     baseline: str = ""  # if empty: bf16; `within` needs a baseline only if the metric is a function of two trials
     metrics: tuple[str, ...] = (LOSS,)
     sweep: tuple[str, ...] = ()  # if empty: the first sweep that has all arms
-    where: dict[str, str] = field(default_factory=dict)  # axis → value: use only trials with these axis values
-    baseline_where: dict[str, str] | None = None  # axis → value for the baseline; None: the same as the arm's values
+    where: dict[str, Any] = field(default_factory=dict)  # axis → value: use only trials with these axis values
+    baseline_where: dict[str, Any] | None = None  # axis → value for the baseline; None: the same as the arm's values
     data: str = ""  # instead of arms: a key of the mapping that the claim's measure hook returns (hooks.py)
     margin: Margin | None = None  # if None, the claim's margin
     bounds: tuple[float | None, float | None] | None = None  # of the test `within`; null stands for no bound
@@ -168,6 +169,10 @@ class Part:
             given = [bound for bound in self.bounds if bound is not None]
             if not given or given != sorted(set(given)):
                 raise ValueError(f"{where}: bounds {list(self.bounds)}: set one of them, or LOW < HIGH")
+        for name in ("where", "baseline_where"):  # values of axes are compared as text
+            if axes := getattr(self, name):
+                texts = {axis: value if isinstance(value, str) else spelled(value) for axis, value in axes.items()}
+                object.__setattr__(self, name, texts)
 
     @property
     def shown_bounds(self) -> str:
@@ -199,6 +204,11 @@ class Claim:
                 raise ValueError(f"{self.id}: the test {part.test} needs a `reason` for its bounds")
             if part.test in BOUNDED and self.margin_of(part) is None:
                 raise ValueError(f"{self.id}: the test {part.test} needs a margin, in the part or in the claim")
+            margin = self.margin_of(part)
+            if part.arms and margin and not margin.third and margin.relative != part.relative:
+                raise ValueError(
+                    f"{self.id}: set `relative: {str(part.relative).lower()}` in the margin, as in the part"
+                )
 
     @property
     def ours(self) -> bool:
@@ -235,6 +245,8 @@ class StudyClaims:
     controls: tuple[ControlClaim, ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.claims:
+            raise ValueError("claims: at least one is expected")
         names = [one.id for one in self.controls]
         distinct(self.study, [*(one.id for one in self.claims), *names])
         used = {control: claim.id for claim in self.claims for control in claim.control}

@@ -46,6 +46,7 @@ def judge(comparison: Comparison, data: Measured, margin: float | None = None, *
     """
     test, bound = comparison.test, comparison.part.shown_bounds
     empty = Finding(comparison.name, Status.UNDECIDED, "", test, margin=margin, bound=bound, title=comparison.title)
+    empty = replace(empty, relative=bool(comparison.baseline) and comparison.part.relative)
     if isinstance(data, NotPlanned):
         return replace(empty, status=Status.NOT_RUN, reason=data.reason)
     empty = replace(empty, trials=data.trials)

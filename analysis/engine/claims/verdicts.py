@@ -2,7 +2,8 @@
 
 The rules, of which the first one that fits decides:
 
-* no part is run at this scale: `not run`; none can be tested with these runs: `not testable here`;
+* no part is planned at this scale, or none has data because its trials are unfinished: `not run`;
+* none can be tested with these runs: `not testable here`;
 * 2 to 5 seeds, or one at a scale that plans more: `cannot tell`; effects and intervals are still shown;
 * the primary part could not be tested, or nothing could fail it: `cannot tell`;
 * all parts that could be tested hold: `reproduced`; some do: `mixed`;
@@ -42,6 +43,7 @@ class Evidence:
     main: bool = False  # the primary part is corrected by Holm's method (`primary` in paper.yaml)
     one_run: bool = False  # the scale plans one run of each arm, so one is enough
     notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()  # unfinished trials, without which no comparison has data
 
     @property
     def tested_primary(self) -> list[Finding]:
@@ -119,7 +121,11 @@ def _decide(evidence: Evidence, findings: tuple[Finding, ...]) -> Verdict:
         known = evidence.controls, evidence.scale, evidence.primary, evidence.notes
         return Verdict(evidence.claim, outcome, reason, findings, *known)
 
-    statuses = {part.status for part in findings}
+    statuses, missing = {part.status for part in findings}, evidence.missing
+    if missing:
+        more = f"; and {len(missing) - MOST_REASONS} more" if len(missing) > MOST_REASONS else ""
+        listed = "; ".join(missing[:MOST_REASONS]) + more
+        return verdict(Outcome.NOT_RUN, f"{plural(len(missing), 'trial')} not finished: {listed}")
     if statuses == {Status.NOT_RUN}:
         return verdict(Outcome.NOT_RUN, findings[0].reason)
     if statuses <= {Status.NOT_RUN, Status.NOT_TESTABLE}:

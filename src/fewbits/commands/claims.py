@@ -1,8 +1,9 @@
-"""List the claims of a study with their verdicts, computed from the finished trials in the store (`fewbits claims`)."""
+"""List claims, of a study or your own, with their verdicts from the finished trials in the store (`fewbits claims`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fewbits.commands.sweep import in_store
@@ -17,6 +18,7 @@ EXAMPLES = """\
 examples:
   fewbits claims study=mor scale=cpu
   fewbits claims study=mor scale=smoke --json
+  fewbits claims my-sweep.yaml --claims my-claims.yaml    judge your own claims; docs/claims-file.md lists the keys
   fewbits claims --table > docs/claims.md         write the table of all claims and their tests, which needs no results
   fewbits claims study=mor scale=cpu --power --sd validation_loss=0.0007    what the planned seeds can detect
 """
@@ -27,9 +29,12 @@ RIGHT = ("effect", "repeats", "tokens", "margin or bound")  # columns that are a
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits claims", __doc__, EXAMPLES)
-    chosen = "selects the study and scale, as for `fewbits sweep`"
+    chosen = "selects the study and scale, or your own sweep, as for `fewbits sweep`"
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=chosen)
+    own = "judge the claims in this YAML file instead of the study's"
+    parser.add_argument("--claims", type=Path, metavar="FILE", help=own)
     parser.add_store()
+    parser.add_config_dir()
     parser.add_argument("--json", action="store_true", help="print JSON, as in the file verdicts.json of a report")
     parser.add_argument("--table", action="store_true", help="print all studies' claims and their tests as Markdown")
     power = "print the effects that the planned seeds can detect, from the spreads of stored results or from --sd"
@@ -47,12 +52,16 @@ def main(argv: Sequence[str]) -> int:
     except ValueError:
         parser.error("--sd: write METRIC=VALUE, for example --sd validation_loss=0.0007")
     if not options.overrides:
-        parser.error("name a study, for example study=mor")
+        parser.error("name a study, for example study=mor, or a sweep file of your own")
+    if options.claims and options.power:
+        parser.error("--power is for the claims of studies: leave out --claims")
 
     from fewbits.analysis.report.study_report import read_study
     from fewbits.analysis.views.claims import counts
+    from fewbits.experiments.config_files import with_config_dir
 
-    report = read_study(in_store(options.overrides, options.runs))
+    overrides = with_config_dir(in_store(options.overrides, options.runs), options.config_dir)
+    report = read_study(overrides, options.claims and options.claims.expanduser())
     if options.power:
         from fewbits.analysis.engine.claims.preview import preview, preview_lines
 
