@@ -1,4 +1,4 @@
-"""Round one number to every format: the code that it gets, the value of that code, and the neighbours of that value."""
+"""Round one number to formats: the code that it gets, the value of that code, and the neighbours of that value."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from fewbits.kernels.formats import TABLE, Format
+from fewbits.kernels.quantizer import Quantizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +26,16 @@ class Rounded:
     kind: str  # zero, subnormal, normal, saturated or nan
 
 
-def rounded(number: float) -> tuple[Rounded, ...]:
-    """Return the number rounded to nearest in every format, ties to even.
+def rounded(number: float, name: str | None = None) -> tuple[Rounded, ...]:
+    """Return the number rounded to nearest, ties to even, in the format `name` or in all formats of elements.
 
     A number whose magnitude is beyond a format's largest value becomes this value, with the number's sign.
-    Formats without NaN are left out if the number is NaN, and unsigned formats if the number has a minus sign.
+    name: as in a quantizer, in upper or lower case; ValueError if a quantizer cannot have this format, or if the number
+    is NaN and the format has no NaN. Without a name, formats without NaN are left out for NaN.
     """
-    return tuple(_in_format(number, f) for f in TABLE.values() if _can_hold(number, f))
-
-
-def _can_hold(number: float, f: Format) -> bool:
-    if math.isnan(number):
-        return f.has_nan
-    return f.signed or math.copysign(1, number) > 0
+    if name is not None:
+        return (_in_format(number, Quantizer(name.lower()).format),)
+    return tuple(_in_format(number, f) for f in TABLE.values() if f.signed and (f.has_nan or not math.isnan(number)))
 
 
 def _in_format(number: float, f: Format) -> Rounded:
@@ -73,10 +71,8 @@ def _neighbours(f: Format, value: float, magnitude: int) -> tuple[float | None, 
     if math.isnan(value):
         return None, None
     outer = f.decode(magnitude + 1) if magnitude < f.max_code else None
-    inner: float | None
     if magnitude == 0:
-        inner = -f.min_subnormal if f.signed and f.has_zero else None
-        return inner, outer
+        return -f.min_subnormal, outer
     inner = f.decode(magnitude - 1)
     return (inner, outer) if value > 0 else (None if outer is None else -outer, -inner)
 

@@ -66,7 +66,7 @@ GROUPS = {
             "import", "turn a published model into a run, to branch from it", "smollm2", "commands.import_checkpoint"
         ),
         Command("export", "write a run's model as a folder that transformers loads", "RUN --format huggingface"),
-        Command("number", "show how each format rounds and encodes a number, and its neighbours", "0.3"),
+        Command("number", "show how a format, or each, rounds and encodes a number", "-0.3 e4m3"),
     ),
     "care": (
         Command("doctor", "show this machine's hardware and the kernels in use", "--json"),

@@ -1,9 +1,10 @@
-"""Test `fewbits number`, which prints a number's code and neighbours in every format."""
+"""Test `fewbits number`, which prints a number's code and neighbours in one format or all."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -12,13 +13,17 @@ from fewbits import cli
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.formats import TABLE, Format
 from fewbits.kernels.number import Rounded, parse_number, rounded
+from fewbits.kernels.quantizer import Quantizer
+
+ELEMENTS = [f for f in TABLE.values() if f.signed]
 
 
 def _in(number: float, name: str) -> Rounded:
-    return next(row for row in rounded(number) if row.format == name)
+    (row,) = rounded(number, name)
+    return row
 
 
-@pytest.mark.parametrize("f", [f for f in TABLE.values() if f.bits <= 8], ids=str)
+@pytest.mark.parametrize("f", [f for f in ELEMENTS if f.bits <= 8], ids=str)
 def test_every_value_has_itself_and_its_neighbours(f: Format) -> None:
     values = sorted({v for v in f.values() if math.isfinite(v)})
     for i, value in enumerate(values):
@@ -32,7 +37,6 @@ def test_every_value_has_itself_and_its_neighbours(f: Format) -> None:
 def test_the_bits_are_sign_exponent_and_mantissa() -> None:
     assert _in(0.3, "e4m3").bits == "0 0101 010"  # 1.25 · 2^-2
     assert _in(0.3, "e2m1").bits == "0 00 1"
-    assert _in(0.3, "e8m0").bits == "01111101"  # 2^-2
     assert _in(-0.3, "int8").bits == "1 0 010011"  # 19 steps of 1/64
     assert _in(0.3, "bf16").value == 0.30078125
 
@@ -57,15 +61,28 @@ def test_the_kind_says_how_the_format_holds_the_number(number: float, name: str,
     assert _in(number, name).kind == kind
 
 
-@pytest.mark.parametrize("f", [f for f in TABLE.values() if f.signed and f.bits <= 8], ids=str)
+@pytest.mark.parametrize("f", [f for f in ELEMENTS if f.bits <= 8], ids=str)
 def test_a_quantizer_without_a_scale_gives_the_same_value(f: Format) -> None:
     numbers = [-100.0, -1.3, 0.3, 1.99, 2.0, 7.1]
     assert [_in(x, f.name).value for x in numbers] == fake_quantize(torch.tensor(numbers), f.name).tolist()
 
 
-def test_formats_that_cannot_hold_a_number_are_left_out() -> None:
-    assert "e8m0" not in {row.format for row in rounded(-1)}
-    assert {row.format for row in rounded(math.nan)} == {f.name for f in TABLE.values() if f.has_nan}
+@pytest.mark.parametrize("name", [*TABLE, "E4M3", "BFloat16", "e3m1", "e9m9", "fp8"])
+def test_a_format_is_valid_if_a_quantizer_can_have_it(name: str) -> None:
+    try:
+        valid = Quantizer(name.lower()).format.name
+    except ValueError as error:
+        with pytest.raises(ValueError, match=re.escape(str(error))):
+            rounded(0.3, name)
+    else:
+        assert _in(0.3, name).format == valid
+
+
+def test_without_a_format_all_of_quantizers_that_hold_the_number_are_shown() -> None:
+    assert {row.format for row in rounded(-1)} == {f.name for f in ELEMENTS}
+    assert {row.format for row in rounded(math.nan)} == {f.name for f in ELEMENTS if f.has_nan}
+    with pytest.raises(ValueError, match=r"e2m1 .*NaN"):
+        rounded(math.nan, "e2m1")
 
 
 def test_numbers_are_decimal_hexadecimal_or_fractions() -> None:
@@ -78,8 +95,16 @@ def test_numbers_are_decimal_hexadecimal_or_fractions() -> None:
 def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["number", "0.3"]) == 0
     assert "0 0101 010" in capsys.readouterr().out
-    assert cli.main(["number", "--json", "--", "-448"]) == 0
-    rows = {row["format"]: row for row in json.loads(capsys.readouterr().out)}
-    assert rows["e4m3"]["value"] == -448
-    assert rows["e4m3"]["below"] is None
     assert cli.main(["number", "x"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [("-448", -448), ("-0.3", -0.3125), ("-1/3", -0.34375), ("-0x1p-3", -0.125), ("-Inf", -448), ("-.5", -0.5)],
+)
+def test_a_negative_number_is_written_as_usual(typed: str, value: float, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([typed, "E4M3", "--json"], ["--json", "--", typed, "E4M3"]):
+        assert cli.main(["number", *words]) == 0
+        (row,) = json.loads(capsys.readouterr().out)
+        assert (row["format"], row["value"]) == ("e4m3", value)
+        assert (row["below"] is None) == (value == -448)

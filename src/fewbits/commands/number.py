@@ -1,8 +1,9 @@
-"""Print a number's code and neighbours in every format (`fewbits number`)."""
+"""Print a number's code and neighbours in one format or all (`fewbits number`)."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -17,16 +18,19 @@ NUMBERS = ("code", "value", "below", "above", "error %")
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "fewbits number",
-        about="Round a number to every format, without a scale. Print the bits (sign, exponent, mantissa), the code, "
-        "the rounded value and its neighbours in the format. Rounding is to nearest, ties to even; beyond a format's "
-        "largest value, the result is that value. int8 and int4 have steps of 1/64 and 1/4, as in a quantizer.",
-        examples="example: fewbits number 0.3, fewbits number 1/3 --json, fewbits number -- -448.5",
+        about="Round a number to a format of quantizers, or to all, without a scale. Print the bits (sign, exponent, "
+        "mantissa), the code, the rounded value and its neighbours in the format. Rounding is to nearest, ties to "
+        "even; beyond a format's largest value, the result is that value. int8 and int4 have steps of 1/64 and 1/4, as "
+        "in a quantizer.",
+        examples="examples: fewbits number 0.3, fewbits number -1/3 E4M3, fewbits number 448.5 e5m3 --json",
     )
-    parser.add_argument("number", help="0.3, 0x1.8p-3, 1/3, inf or nan; write -- before a negative number")
+    parser.add_argument("number", help="0.3, -0x1.8p-3, 1/3, inf or nan")
+    parser.add_argument("format", nargs="?", help="such as e4m3 or any eXmY; without it, all named formats")
     parser.add_argument("--json", action="store_true", help="print JSON: a list of objects")
-    options = parser.parse_args(argv)
-    number = parse_number(options.number)
-    rows = rounded(number)
+    # argparse takes -1/3 for an option, but not with a blank before it, which float() ignores.
+    options = parser.parse_args([f" {word}" if re.match(r"-(\d|\.|inf|nan)", word.lower()) else word for word in argv])
+    number = parse_number(options.number.strip())
+    rows = rounded(number, options.format)
     if options.json:
         print_json([asdict(row) for row in rows])
     else:
