@@ -141,9 +141,9 @@ def _dispatch(argv: tuple[str, ...]) -> int:
         print(f"fewbits {__version__}")
         return 0
     if argv[:1] in (("-sc",), ("--shell-completion",)):
-        from fewbits.commands.hydra_options import complete
+        from fewbits.completion import complete
 
-        complete(argv[1:], list(dict.fromkeys(command.words[0] for command in COMMANDS)))
+        complete(argv[1:], {command.words: command.run for command in COMMANDS})
         return 0
     words = tuple(takewhile(lambda word: not word.startswith("-"), argv))
     matching = [command for command in COMMANDS if command.words[: len(words)] == words]

@@ -1,8 +1,5 @@
 """Test Hydra's own options in `fewbits train`: an option prints what Hydra prints, or names what to use instead."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -72,53 +69,3 @@ def test_what_is_refused_is_one_line(argv: tuple[str, ...], message: str, capsys
     assert names(told.err, message)
     assert told.err.count("\n") == 1
     assert told.out == ""
-
-
-def test_the_completion_script_is_hydras(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["-sc", "install=bash"]) == 0
-    assert "complete -o nospace -o default -F hydra_bash_completion" in capsys.readouterr().out
-    for words, expected in (([], "install=bash"), (["install=tcsh"], "tcsh")):
-        assert cli.main(["-sc", *words]) == 2
-        assert names(capsys.readouterr().err, expected)
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("fewbits tr", {"train"}),
-        ("fewbits train rec", {"recipe", "recipe."}),
-        ("fewbits train recipe=mor/sub", {"recipe=mor/sub-channel"}),
-        ("fewbits train recipe=./tw", {"recipe=./two.yaml"}),
-        ("fewbits train recipe=nvfp4-u", {"recipe=nvfp4-ue5m3"}),
-        ("fewbits train --backend local seed=1 recipe=mxfp4-", {"recipe=mxfp4-ocp"}),
-        ("fewbits train recipe=nvfp4 recipe.rh", {"recipe.rht="}),
-        ("fewbits train -cd mine recipe=on", {"recipe=one"}),
-        ("fewbits train recipe=./two.yaml recipe.keep.la", {"recipe.keep.last="}),
-        ("fewbits status my", set()),
-    ],
-)
-def test_the_word_at_the_cursor_is_completed(
-    line: str, expected: set[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COMP_LINE", line)
-    assert cli.main(["-sc", "query=bash"]) == 0
-    assert set(capsys.readouterr().out.split()) == expected
-
-
-def test_bash_completes_with_the_script(tmp_path: Path) -> None:
-    """Bash evaluates the script and calls the completion function as it does when a user presses Tab.
-
-    The names of a group's configs are completed without importing torch, which would take seconds.
-    """
-    program = tmp_path / "fewbits"
-    program.write_text(
-        f"#!/bin/sh\nexec {sys.executable} -c 'import sys; from fewbits import cli; "
-        'sys.argv[0] = "fewbits"; cli.main(); sys.exit("torch" in sys.modules and "torch")\' "$@"\n'
-    )
-    program.chmod(0o755)
-    script = 'eval "$(fewbits -sc install=bash)"; COMP_LINE="fewbits train recipe=nvfp4-u"; COMP_CWORD=2; '
-    script += 'hydra_bash_completion; echo "${COMPREPLY[@]}"'
-    path = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-c", script], env=path, capture_output=True, text=True, timeout=120)
-    assert done.stdout.split() == ["recipe=nvfp4-ue5m3"], done.stderr
-    assert done.stderr == "torch\n"  # which only the first call imported, for the script

@@ -1,24 +1,14 @@
-"""Run Hydra's own command line on the config of trials: for multiruns, `--cfg`, and completion in a shell.
-
-    eval "$(fewbits -sc install=bash)"      in ~/.bashrc; install=fish for fish, and install=bash also for zsh
-
-At each Tab, Hydra's script runs `fewbits -sc query=bash`, with the command line so far in the environment variable
-COMP_LINE. The first word after `fewbits` is completed to a command. Hydra completes the arguments of `fewbits train`.
-"""
+"""Run Hydra's own command line on the config of trials, for multiruns and for `--cfg`."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 
 from fewbits.common.arguments import CommandParser
 from fewbits.common.process import environment
-
-LINE = "COMP_LINE"
 
 
 def add_hydra_options(parser: CommandParser) -> None:
@@ -102,38 +92,3 @@ def _arguments(*arguments: str) -> Iterator[None]:
             yield
     finally:
         sys.argv, GlobalHydra.instance().hydra = outer
-
-
-def complete(arguments: Sequence[str], commands: Sequence[str]) -> None:
-    """Print a shell script for `install=SHELL` or `uninstall=SHELL`, or completions for `query=SHELL`."""
-    if len(arguments) != 1 or arguments[0].partition("=")[0] not in ("install", "uninstall", "query"):
-        raise ValueError('-sc: install=bash (or fish) is expected, as in eval "$(fewbits -sc install=bash)"')
-    if not arguments[0].startswith("query="):
-        run_hydra(["--shell-completion", *arguments], [])
-        return
-    program, _, rest = os.environ.get(LINE, "").lstrip().partition(" ")
-    command, space, line = rest.lstrip().partition(" ")
-    if not space:
-        print(" ".join(name for name in commands if name.startswith(command)))
-    elif command == "train":
-        _complete_train(line, program, arguments[0])
-
-
-def _complete_train(line: str, program: str, query: str) -> None:
-    """Print the completions of the last word of `line`, the text after `fewbits train `; query: as in `query=bash`."""
-    from fewbits.experiments.config_files import GROUPS, folders, is_search_path, names, with_config_dir
-
-    *before, last = line.split(" ")
-    directories = [value for option, value in pairwise(before) if option in ("--config-dir", "-cd")]
-    overrides = [word for word in before if "=" in word and not word.startswith("-")]
-    own = folders(with_config_dir(overrides, directories[-1] if directories else None))
-    group, equals, value = last.partition("=")
-    if equals and group in GROUPS and not value.startswith((".", "/")):  # Hydra would leave out names like mor/block
-        print("\n".join(f"{group}={name}" for name in names(group, own) if name.startswith(value)))
-        return
-    from fewbits.experiments.config import prepare
-
-    prepare(own)
-    arguments = [*own.overrides, *(text for text in overrides if not is_search_path(text)), last]
-    with environment({LINE: " ".join([program, *arguments])}):
-        run_hydra(["--shell-completion", query], [])
