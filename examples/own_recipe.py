@@ -30,7 +30,7 @@ def main(store: str = "runs") -> None:
     runs = mlflow.search_runs(
         experiment_names=["thresholds"], filter_string="tags.`fewbits.kind` = 'arm' and params.arm = 'mine'"
     )
-    print(runs[["params.recipe.threshold", "metrics.seeds", "metrics.validation_loss"]].to_string(index=False))
+    print(runs[["params.recipe.threshold", "metrics.seeds", "metrics.loss/validation_loss"]].to_string(index=False))
 
 
 if __name__ == "__main__":

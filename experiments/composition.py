@@ -133,8 +133,8 @@ def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], 
 def _top_level(file: Path, base: Mapping[str, Any]) -> dict[str, Any]:
     """Return a YAML file's mapping. Raise ValueError for a list where `base` has a mapping or vice versa."""
     try:
-        data = yaml.safe_load(file.read_text()) or {}
-    except YAMLError as error:
+        data = yaml.safe_load(file.read_text("utf-8")) or {}
+    except (YAMLError, UnicodeError) as error:
         raise ValueError(f"{file.name}: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
         raise ValueError(f"{file.name}: a mapping is expected; valid keys are {', '.join(base)}")

@@ -21,7 +21,7 @@ from fewbits.models.observer import ObserverConfig
 from fewbits.models.recipe import Recipe
 
 DTYPES = ("bf16", "fp16", "fp32")
-TRACKING = ("none", "mlflow")
+TRACKING = ("auto", "none", "mlflow")
 PROBE_SPLITS = ("train", "validation", "ood")
 PROBE_PARTS = ("gemms", "slots", "blocks")
 SEEDS = 1 << 63
@@ -191,7 +191,7 @@ class Runtime:
     keep_checkpoints: int = 2  # number of newest checkpoints that are kept for resuming
     keep_every: int = 0  # steps between checkpoints that are kept permanently, for branches and probes; 0: none
     keep_steps: tuple[int, ...] = ()  # further steps whose checkpoints are kept permanently
-    tracking: str = "none"  # none or mlflow
+    tracking: str = "auto"  # mlflow, none, or auto: mlflow if the store has a database, which `fewbits ui` creates
 
     def __post_init__(self) -> None:
         store_folder(self.runs)

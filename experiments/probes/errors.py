@@ -107,6 +107,9 @@ def _ratio(a: float, b: float) -> float:
 def check_accumulators(accumulators: Sequence[str]) -> None:
     """Raise ValueError if a name is not one of the accumulators that can be measured (VALID)."""
     for name in accumulators:
+        if name in ACCUMULATORS and name not in VALID:
+            needs = "needs operands with their scales, which a quantized layer does not store"
+            raise ValueError(f"accumulator {name} {needs}: valid values are {', '.join(VALID)}")
         one_of("accumulator", name, VALID)
 
 

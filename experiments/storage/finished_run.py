@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from fewbits.common.atomic import folder_atomically
 from fewbits.experiments import devices
@@ -133,7 +132,7 @@ def export_huggingface(run: FinishedRun, folder: Path) -> list[str]:
     with folder_atomically(folder) as partial:
         _write_json(partial / "config.json", config)
         _write_json(partial / "generation_config.json", {k: v for k, v in config.items() if k.endswith("_token_id")})
-        save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
+        checkpoints.write_tensors(partial / "model.safetensors", weights)
         if tokenizer is not None:
             _write_tokenizer(partial, tokenizer, trial.model.context)
     return lines

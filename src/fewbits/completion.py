@@ -124,7 +124,9 @@ def _names(key: str, own: Sequence[Path], settings: Mapping[str, str]) -> list[s
     folders = [study / key] if key == "scale" and study else [CONFIG / key, *(folder / key for folder in own)]
     files = [file.relative_to(folder).with_suffix("") for folder in folders for file in folder.rglob("*.yaml")]
     # Models are defined in Python: by `name="llama2-1b"` or `_nano(_LLAMA2, "llama2-nano")`.
-    models = re.findall(r'(?:\bname=|_nano\(\s*\w+,\s*)"([\w.-]+)"', PRESETS.read_text("utf-8")) if key == "model" else []
+    models = (
+        re.findall(r'(?:\bname=|_nano\(\s*\w+,\s*)"([\w.-]+)"', PRESETS.read_text("utf-8")) if key == "model" else []
+    )
     return sorted([*models, *(file.as_posix() for file in files)])
 
 

@@ -20,7 +20,8 @@ from fewbits.models.recipe import Recipe
 from fewbits.sweeps.planning.plan import Planned, tokens_until
 
 NAME = "speeds.json"
-STATE_BYTES = 12  # bytes of a checkpoint per parameter: the weight and AdamW's two moments, in FP32
+# Bytes of a checkpoint per parameter, in FP32: the weight and AdamW's two moments. Adam-mini has few second moments.
+ADAMW_BYTES, ADAM_MINI_BYTES = 12, 8
 parameters_of = cache(parameters)
 
 # Used if nothing was measured. ASSUMED_SHARE: the share of an H100's BF16 peak that eager PyTorch reaches for models of
@@ -106,7 +107,8 @@ def _key(planned: Planned) -> str:
 
 def checkpoint_bytes(trial: Trial) -> int:
     """Return the bytes of one checkpoint of the trial; 0 for a probe, which writes none."""
-    return 0 if trial.is_probe else STATE_BYTES * parameters_of(trial.model)
+    each = ADAMW_BYTES if trial.optimizer.kind == "adamw" else ADAM_MINI_BYTES
+    return 0 if trial.is_probe else each * parameters_of(trial.model)
 
 
 def disk(planned: Iterable[Planned]) -> int:

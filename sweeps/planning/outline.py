@@ -100,7 +100,7 @@ def cost_rows(plan: Plan, corpus_tokens: Mapping[str, int | None]) -> Iterator[t
             _count(members),
             _time([seconds[member.id] for member in members], len(members)),
             _time([seconds[key] for key in own]) if own else f"in {shared.sweep}/{shared.arm or '-'}",
-            f"{disk(plan.trials[key] for key in own) / 1e9:.1f} GB" if own else "-",
+            f"{_short(disk(plan.trials[key] for key in own))}B" if own else "-",
         )
 
 

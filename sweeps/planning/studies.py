@@ -150,7 +150,9 @@ def _files(chosen: dict[str, str], changes: Sequence[str], own: Folders) -> list
         if not path.is_file() and path == Path(path.name):
             path = own.file(SWEEPS, path.stem) or path
         if path.suffix != ".yaml" or not path.is_file():
-            raise ValueError(f"no sweep file {path}: a file NAME.yaml is expected")
+            own_names = ", ".join(names(SWEEPS, own)) or "none"
+            expected = f"the path of a file NAME.yaml is expected, or sweep=NAME of {CONF}/{SWEEPS} ({own_names})"
+            raise ValueError(f"there is no sweep file {path}: {expected}")
         return [(path, path.stem)]
     if study is None:
         raise ValueError(f"name a sweep: study=NAME or a sweep file FILE.yaml; valid studies are {', '.join(STUDIES)}")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fewbits.common.store_folder import runs_option
+from fewbits.common.store_folder import runs_option, store_folder
 from fewbits.common.wording import redacted
 from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
 from fewbits.experiments.trial import Runtime
@@ -22,7 +22,7 @@ from fewbits.sweeps.planning.store import State
 from fewbits.sweeps.planning.stored_plans import selection, stored_plans
 from fewbits.sweeps.tracking import connection
 from fewbits.sweeps.tracking.arms import Arm, about, arms_of, write_arms
-from fewbits.sweeps.tracking.connection import Patience, connect, locked, owner_of, tracking_uri
+from fewbits.sweeps.tracking.connection import DATABASE, Patience, connect, locked, owner_of, tracking_uri
 from fewbits.sweeps.tracking.points import began
 from fewbits.sweeps.tracking.runs import KIND, SOURCE, TRIAL, make, only, search, send_trial
 
@@ -77,10 +77,11 @@ class Mirror:
 
 
 class Tracker:
-    """Sends the trial of `fewbits train` to MLflow, if runtime.tracking is `mlflow`."""
+    """Sends the trial of `fewbits train` to MLflow, if runtime.tracking is `mlflow`, or `auto` and MLflow is in use."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._on = runtime.tracking == "mlflow"
+        own = os.environ.get("MLFLOW_TRACKING_URI") is None and (store_folder(runtime.runs) / DATABASE).exists()
+        self._on = runtime.tracking == "mlflow" or (runtime.tracking == "auto" and own)
         self._patience = Patience()
         self._folder: RunFolder | None = None
 
@@ -99,6 +100,16 @@ class Tracker:
             self.saved(self._folder, State.PLANNED)
 
 
+def experiments(runs: Path, uri: str) -> dict[str, str]:
+    """Return the name and id of each MLflow experiment with runs of the store, that with the newest run first."""
+    client, newest = connect(runs, uri), dict[tuple[str, str], int]()
+    owned = f"tags.`{connection.STORE}` = '{connection.store_id(runs)}'"
+    for one in client.search_experiments():
+        for run in client.search_runs([one.experiment_id], owned, max_results=1, order_by=["start_time DESC"]):
+            newest[one.name, one.experiment_id] = run.info.start_time
+    return dict(sorted(newest, key=lambda one: newest[one], reverse=True))
+
+
 def _send_single(client: MlflowClient, uri: str, folder: RunFolder, state: State) -> bool:
     runs = folder.path.parent
     with locked(runs):
@@ -107,13 +118,14 @@ def _send_single(client: MlflowClient, uri: str, folder: RunFolder, state: State
         run = only(client, search(client, experiment, key))
         params = about(saved_trial(folder.path))
         run = run or make(client, experiment, key, folder.path.name, params, began(folder))
-        return send_trial(client, run, folder, state, {SOURCE: "fewbits train"})
+        return send_trial(client, run, folder, state, {SOURCE: "fewbits"})
 
 
 def send_store(runs: Path, uri: str) -> int:
-    """Send all stored plans and all single runs of a store to MLflow; return how many trials were sent.
+    """Send all stored plans of a store and all runs that are in none to MLflow; return how many trials were sent.
 
-    Where two plans have the same arm with other settings, that of the newest plan is shown.
+    An imported model is left out, since it has no steps. Where two plans have the same arm with other settings, that of
+    the newest plan is shown.
     """
     arms: dict[tuple[str, str], Arm] = {}
     planned = set[str]()
@@ -130,7 +142,7 @@ def send_store(runs: Path, uri: str) -> int:
     for path in sorted(runs.glob("*/provenance.json")):
         try:
             folder = opened(path.parent)
-            if folder.id not in planned and (folder.provenance() or {}).get("command", [])[1:2] == ["train"]:
+            if folder.id not in planned and (path.parent / "metrics.parquet").exists():
                 sent += _send_single(client, uri, folder, store.state(folder))
         except ValueError as error:  # a file is damaged
             warnings.warn(f"{path.parent.name} was not sent to MLflow: {error}", RuntimeWarning, stacklevel=2)

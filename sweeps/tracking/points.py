@@ -12,8 +12,8 @@ numerics.parquet and precision.parquet are summarized as a few metrics for each 
     weight_bits/mean, min, max               learned bit widths of a sampler, over all layers
     precision/lost…, zeros…, nonfinite       see experiments/optimization/update_records.py
 
-MLflow's page shows the chart of a metric `section/name` below the heading `section`, and always one of the first metric
-in alphabetical order, so no name is before `loss`.
+MLflow's page shows the chart of a metric `section/name` below the heading `section`, in alphabetical order, and metrics
+without a section at the end. So the losses have a section, and no section's name is before `loss`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric
 
 SECTIONS = {  # the heading below which MLflow shows the chart of a metric, which gets the name `section/name`
+    "loss": ("loss", "loss_max", "validation_loss", "ood_loss"),
     "optimizer": ("gradient_norm", "learning_rate", "parameter_norm", "penalty"),
     "precision": ("loss_scale", "skipped"),
     "speed": ("tokens_per_second", "mfu"),
 }
 _SECTION = {name: f"{section}/{name}" for section, names in SECTIONS.items() for name in names}
-_SCORES = re.compile(r"(validation|ood)_loss_\w+|\w*_share")  # numbers that are in result.json, but in no table
+_SCORES = re.compile(r"(?P<loss>(validation|ood)_loss_\w+)|\w*_share")  # numbers in result.json, but in no table
 LOSSES = ("validation_loss", "ood_loss", "loss")  # an arm's metrics over steps
 CURVE = 200  # about how many points an arm's training loss has
 OPERANDS = {
@@ -83,7 +84,8 @@ def trial_points(folder: RunFolder, after: int) -> Iterator[Metric]:
     result = with_stored(folder.path, folder.result() or {})
     if result.get("status") == "done":
         at = max((row["time"] for row in timing.values()), default=began(folder))
-        scores = {key: value for key, value in result.items() if _SCORES.fullmatch(key)}
+        found = {key: match for key in result if (match := _SCORES.fullmatch(key))}
+        scores = {f"loss/{key}" if match["loss"] else key: result[key] for key, match in found.items()}
         for task, metrics in result.get("tasks", {}).items():  # of lm-eval
             scores |= {f"tasks/{task}/{key.replace(',', '.')}": v for key, v in metrics.items() if v is not None}
         yield from _points(scores, at, int(result["step"]))
@@ -147,11 +149,11 @@ def arm_points(folders: Sequence[RunFolder], after: int, steps: int) -> Iterator
         if len(columns) < len(tables) or not columns:
             continue
         values = pd.concat(columns, axis=1, join="inner")
-        means, deviations = values.mean(axis=1), values.std(axis=1)
+        key, means, deviations = _SECTION[name], values.mean(axis=1), values.std(axis=1)
         times = pd.concat([table["time"] for table in tables], axis=1).max(axis=1)
         for step in map(int, values.index):
             if step > after and (name != "loss" or (step + 1) % every == 0 or step + 1 == steps):
-                points += _points({name: means[step], f"{name}_sd": deviations[step]}, times[step], step)
+                points += _points({key: means[step], f"{key}_sd": deviations[step]}, times[step], step)
     yield from sorted(points, key=lambda point: point.step)
 
     results = [folder.result() for folder in folders]

@@ -1,8 +1,8 @@
 """Find MLflow runs by their tags, and send the content of a run folder to its MLflow run, by MLflow's public client.
 
-The run's tag `fewbits.sent` is `STEP STAMP`: the last step whose points were sent, written together with these points,
-and a hash of the files, written last, when everything was sent. So a further call sends nothing twice, and one after a
-kill sends what is missing. Points that are sent again change nothing, because MLflow stores equal points once.
+The run's tag SENT is `STEP STAMP`: the last step whose points were sent, written together with these points, and a hash
+of the files, written last, when everything was sent. So a further call sends nothing twice, and one after a kill sends
+what is missing. Points that are sent again change nothing, because MLflow stores equal points once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
 
 # Names of tags. The value of KIND is arm, trial or single (a trial of `fewbits train`).
-SENT, KIND, TRIAL, FOLDER = "fewbits.sent", "fewbits.kind", "fewbits.trial", "fewbits.folder"
+# The number in SENT rises when metrics get other names: then all points are sent again.
+SENT, KIND, TRIAL, FOLDER = "fewbits.sent.2", "fewbits.kind", "fewbits.trial", "fewbits.folder"
 ARM, SWEEP, SCALE, STATE = "fewbits.arm", "fewbits.sweep", "fewbits.scale", "fewbits.state"
 PARENT, SOURCE, NOTE = "mlflow.parentRunId", "mlflow.source.name", "mlflow.note.content"
 BATCH = 800  # points per request: MLflow allows 1,000 values, and parameters and tags are sent with them
@@ -88,7 +89,7 @@ def set_status(client: MlflowClient, run: Run, status: str, end: float) -> None:
 
 
 def send_points(client: MlflowClient, run: Run, points: Iterable[Metric]) -> None:
-    """Send points in batches, each with the last step in the tag `fewbits.sent`. The points are sorted by step."""
+    """Send points in batches, each with the last step in the tag SENT. The points are sorted by step."""
     from mlflow.entities import RunTag
 
     pending = iter(points)
@@ -99,7 +100,7 @@ def send_points(client: MlflowClient, run: Run, points: Iterable[Metric]) -> Non
 
 
 def last_sent(run: Run) -> tuple[int, str]:
-    """Return the step and the stamp in the tag `fewbits.sent`; (-1, "") if nothing, or an invalid tag, is there."""
+    """Return the step and the stamp in the tag SENT; (-1, "") if nothing, or an invalid tag, is there."""
     step, _, stamp = run.data.tags.get(SENT, "").partition(" ")
     return (int(step), stamp) if step.lstrip("-").isdigit() else (-1, "")
 

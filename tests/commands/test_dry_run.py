@@ -2,6 +2,7 @@
 
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from fewbits.commands.dry_run import print_plan
 from fewbits.experiments.composition import compose
 from fewbits.experiments.config_files import FOLDER, ROOT
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.sweeps.planning.cost import STATE_BYTES, Speeds, disk, parameters_of, work_of
+from fewbits.sweeps.planning.cost import ADAM_MINI_BYTES, ADAMW_BYTES, Speeds, disk, parameters_of, work_of
 from tests.experiments.trial_inputs import MOR
 from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import planned, tiny_file
@@ -74,9 +75,11 @@ def test_times_are_work_by_measured_speed_less_what_is_done(
     assert "about 16:00, 2 at a time" in printed(2)  # as long as the longer trial
     (RunFolder(long.folder.path, long.id).checkpoints / "step-00000008").mkdir(parents=True)
     assert "about 8:00, 2 at a time" in printed(2)
-    assert disk([short]) == 2 * STATE_BYTES * parameters_of(short.trial.model)
+    assert disk([short]) == 2 * ADAMW_BYTES * parameters_of(short.trial.model)
+    mini = replace(short, trial=replace(short.trial, optimizer=replace(short.trial.optimizer, kind="adam-mini")))
+    assert disk([mini]) == 2 * ADAM_MINI_BYTES * parameters_of(short.trial.model)
     short.keep.update({1, 3})
-    assert disk([short]) == 4 * STATE_BYTES * parameters_of(short.trial.model)
+    assert disk([short]) == 4 * ADAMW_BYTES * parameters_of(short.trial.model)
 
 
 def test_without_a_known_deviation_the_command_that_takes_one_is_named(

@@ -8,6 +8,7 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from fewbits import cli
 from fewbits.commands import ui
 from fewbits.sweeps.tracking import connection
+from fewbits.sweeps.tracking.mirror import experiments
 from tests.ray_head import free_ports
 
 SECRET = "hunter2-Zq"
@@ -63,7 +65,7 @@ def test_the_page_is_served_by_two_processes_without_showing_a_credential(
             assert server.stdout is not None
             base = f"http://127.0.0.1:{port}"
             printed = server.stdout.readline()
-            assert printed.startswith(f"{base}/#/experiments")
+            assert printed.startswith(f"{base}/#/experiments ")
             assert cli.main(options) == 2  # the port is in use
             assert len(capsys.readouterr().err.splitlines()) == 1
             for name in ("127.0.0.1", "localhost"):
@@ -110,3 +112,28 @@ def test_a_database_that_mlflow_does_not_open_is_one_line(
     error = capfd.readouterr().err.splitlines()[-1]
     for value in (f"sqlite:///{tmp_path / connection.DATABASE}", "file is not a database", "`fewbits ui`"):
         assert value in error
+
+
+def test_the_pages_of_a_store_are_those_of_its_own_experiments(tmp_path: Path) -> None:
+    """Check that the experiment with the newest run comes first, and that those of other stores are not named."""
+    uri, mine, other = f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path / "mine", tmp_path / "other"
+    client = connection.connect(mine, uri)
+    other.mkdir()
+    made = {}
+    for name, store, start in (("mor", mine, 2000), ("fewbits", mine, 1000), ("theirs", other, 3000)):
+        made[name] = connection.experiment(client, name, store, uri)
+        client.create_run(made[name], start, connection.owner_of(store))
+    assert list(experiments(mine, uri).items()) == [("mor", made["mor"]), ("fewbits", made["fewbits"])]
+
+
+@pytest.mark.parametrize(
+    ("display", "terminal", "opened"), [(":0", True, True), (":0", False, False), ("", True, False)]
+)
+def test_a_browser_is_opened_only_at_a_display(
+    display: str, terminal: bool, opened: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("DISPLAY", display)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: terminal))
+    assert ui._has_display() is opened

@@ -96,6 +96,7 @@ def test_a_run_without_tokenizer_is_exported(cache: Path, tmp_path: Path, capsys
     assert names(capsys.readouterr().err, "no tokenizer", "synthetic")
     assert sorted(path.name for path in out.iterdir()) == ["config.json", "generation_config.json", "model.safetensors"]
     assert json.loads((out / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
+    assert len({path.stat().st_mode for path in out.iterdir()}) == 1  # safetensors' own files are for their owner alone
 
 
 def test_export_and_import_keep_a_run(trained: RunFolder, imported: RunFolder, published: Path, cache: Path) -> None:

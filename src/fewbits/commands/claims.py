@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fewbits.commands.sweep import in_store
 from fewbits.common.arguments import CommandParser
+from fewbits.common.store_folder import runs_option
 from fewbits.common.terminal import print_json, print_table
 from fewbits.common.wording import plural
 
@@ -70,7 +72,14 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         print_json(report.record())
         return 0
-    print_table(HEADS, [row for verdict in report.verdicts.values() for row in _rows(verdict)], right=RIGHT)
+    plan = report.results.plan
+    empty = not any(planned.folder.over for planned in plan.trials.values())
+    print_table(HEADS, [row for verdict in report.verdicts.values() for row in _rows(verdict, empty)], right=RIGHT)
+    if empty:
+        command = f"fewbits sweep {shlex.join(options.overrides)}{runs_option(plan.store)}"
+        trials = plural(len(plan.trials), "trial")
+        print(f"\nnot run: none of the {trials} has a result in {plan.store}; to run them: {command}")
+        return 0
     for notice in report.origin.notices:
         print(f"\n{notice}")
     if flags := report.results.flags:
@@ -79,11 +88,17 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _rows(verdict: Verdict) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of one claim: its verdict, the reason unless it is reproduced, and each of several comparisons."""
+def _rows(verdict: Verdict, empty: bool) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of one claim: its verdict, the reason unless it is reproduced, and each of several comparisons.
+
+    empty: whether no trial has a result; then a claim that nothing is known of has the one row `not run`.
+    """
     from fewbits.analysis.engine.claims.findings import Outcome
     from fewbits.analysis.views.claims import view
 
+    if empty and verdict.outcome is Outcome.CANNOT_TELL:
+        yield (verdict.claim.id, str(Outcome.NOT_RUN), *("",) * 5, verdict.claim.statement)
+        return
     views = [view(one) for one in verdict.findings]
     numbers = [(one.effect, one.bounds, one.repeats, one.tokens, one.margin) for one in views]
     single = len(numbers) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
+from fewbits.common.store_folder import size
 from fewbits.common.terminal import notice, print_table
 from fewbits.common.wording import clock, plural
 from fewbits.sweeps.planning import outline, store
@@ -112,7 +113,7 @@ def _totals(plan: Plan, statuses: Mapping[str, TrialStatus], parallel: int | Non
         until[planned.id] = seconds + until.get(planned.parent or "", 0.0)
     else:
         time = f"about {clock(max(total / slots, *until.values()))}, {slots} at a time, {'; '.join(sources)}"
-    return [*lines, time, f"{disk(missing) / 1e9:.1f} GB of checkpoints"]
+    return [*lines, time, f"{size(disk(missing))} of checkpoints"]
 
 
 def _slots(planned: Sequence[Planned]) -> int:

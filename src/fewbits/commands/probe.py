@@ -22,11 +22,17 @@ examples:
   fewbits probe 1a2b3c4d bf16 nvfp4 --accumulators hopper-fp8,hopper-fp8-promoted
   fewbits probe runs/gpt2-nano-bf16-python-s0-5e6f7a8b --step 500 nvfp4 nvfp4 rht=null stochastic=[] --seeds 8 --layers
 
-A recipe is a name from `fewbits list recipes`; KEY=VALUE after it changes a setting of this recipe. The table shows
-the loss increase over the unquantized model, with the standard error over batches. For the gradient of the loss it
-shows cosine, error and bias, compared with the unquantized gradient, and noise: the part of the error that changes with
-the seed. With --accumulators, a column for each accumulator shows the relative error that forward products would have
-if this accumulator computed their sums, compared with exact sums of the same operands."""
+A recipe is a name from `fewbits list recipes`; KEY=VALUE after it changes a setting of this recipe. All measures
+compare the model quantized by the recipe with the same model unquantized, at the same weights and batches:
+
+  loss increase  in nats per token, ± the standard error over batches
+  cosine         of the angle between the two gradients of the loss, over all parameters; 1: the same direction
+  error %        norm of the difference of the two gradients, in percent of the unquantized one's norm
+  bias %         how much longer (+) or shorter (-) the quantized gradient is along the unquantized one
+  noise %        the part of the error that changes with the seed: 0 without random numbers, – with one seed
+  worst layer    the layer whose weight's gradient has the largest error, with this error
+  ACCUMULATOR %  with --accumulators: the relative error of forward products if this accumulator computed their sums,
+                 compared with exact sums of the same operands; for example hopper-fp8"""
 UNKNOWN = "–"
 _NUMBERS = ("cosine", "error %", "bias %", "noise %")
 

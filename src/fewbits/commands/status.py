@@ -99,6 +99,6 @@ def _print_sweeps(runs: Path, as_json: bool) -> None:
         rows = [[textwrap.shorten(cell, WIDTH, placeholder=" …") for cell in sweep.values()] for sweep in sweeps]
         print_table(tuple(sweeps[0]), rows)
     else:
-        single = sum(1 for _ in runs.glob("*/config.yaml"))
+        single = sum(1 for _ in runs.glob("*/metrics.parquet"))
         others = f"; it has {plural(single, 'single run')}, which `fewbits ui` shows" if single else ""
         print(f"no sweep has run in {runs}{others}")

@@ -41,6 +41,7 @@ Hydra overrides: GROUP=NAME chooses a config (GROUP: model, recipe, data, scale,
 KEY.FIELD=VALUE sets a field. GROUP=./mine.yaml chooses a file of your own. Configs in a folder ./conf, such as
 conf/recipe/mine.yaml, are found without --config-dir.
 precision=NAME chooses loss scaling and the formats of weights, states and gradients (`fewbits list precisions`).
+runtime.tracking=mlflow sends the trial to MLflow; auto (the default) does, once `fewbits ui` made the store's database.
 The same command resumes an interrupted trial; for a finished trial it prints the result.
 
 With -m, the trials of a grid run as one sweep. Hydra's own sweeper runs all combinations of KEY=A,B, KEY=range(…) and

@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Sequence
+import webbrowser
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +27,7 @@ examples:
   MLFLOW_TRACKING_URI=http://server:5000 fewbits ui --sync-only     to a server that somebody else runs
 
 The page shows the MLflow database that MLFLOW_TRACKING_URI names or, without this variable, the store's own database.
+Once a store has its own database, `fewbits train` sends to it while it trains (see runtime.tracking there).
 Only this machine can open the page, which has no log-in; from another one: ssh -L 5000:127.0.0.1:5000 HOST.
 """
 HOST = "127.0.0.1"  # only this machine reaches the server, which has no log-in
@@ -47,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"ui: there is no store {runs}: name one with --runs DIR")
 
     from fewbits.sweeps.tracking.connection import ARTIFACTS, tracking_uri
-    from fewbits.sweeps.tracking.mirror import send_store
+    from fewbits.sweeps.tracking.mirror import experiments, send_store
 
     warn_in_lines()
     uri = tracking_uri(runs)
@@ -66,7 +68,9 @@ def main(argv: Sequence[str]) -> int:
     if not options.sync_only:
         arguments = ["--artifacts-destination", str(runs.resolve() / ARTIFACTS), "--workers", "1"]
         arguments += ["--uvicorn-opts", "--log-level warning"]
-        _serve(options.port, arguments, uri, runs.resolve() / LOG)
+        base = f"http://{HOST}:{options.port}"
+        pages = {name: f"{base}/#/experiments/{number}" for name, number in experiments(runs, uri).items()}
+        _serve(base, arguments, uri, runs.resolve() / LOG, pages or {"no trial yet": f"{base}/#/experiments"})
     return 0
 
 
@@ -77,12 +81,14 @@ def _check_free(port: int) -> None:
         raise ValueError(f"ui: --port {port}: {error}; choose another --port") from None
 
 
-def _serve(port: int, arguments: Sequence[str], uri: str, log: Path) -> None:
-    """Run MLflow's server until Ctrl-C. The URI may contain a password, so it is no argument, which all could read."""
+def _serve(base: str, arguments: Sequence[str], uri: str, log: Path, pages: Mapping[str, str]) -> None:
+    """Run MLflow's server at the URL `base` until Ctrl-C; print the pages, and open the first one in a browser.
+
+    The URI of the database may contain a password, so it is no argument of the server, which all users could read.
+    """
     environment = {**os.environ, **LIGHT, "MLFLOW_BACKEND_STORE_URI": uri}
-    base = f"http://{HOST}:{port}"
     pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), *arguments]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", base.rpartition(":")[2], *arguments]
     # The server has its own process group, so that its children can be ended, too.
     with log.open("w") as output, subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as server:
         copying = threading.Thread(target=_copy_redacted, args=(server.stdout, output), daemon=True)
@@ -90,7 +96,10 @@ def _serve(port: int, arguments: Sequence[str], uri: str, log: Path) -> None:
         try:
             with handled(signal.default_int_handler, signal.SIGINT, signal.SIGTERM):
                 _wait(server, base, log)
-                print(f"{base}/#/experiments   (Ctrl-C ends it)", flush=True)
+                print("".join(f"{page}   {name}\n" for name, page in pages.items()), end="", flush=True)
+                print("Ctrl-C ends the server", file=sys.stderr, flush=True)
+                if _has_display():
+                    webbrowser.open(next(iter(pages.values())))
                 server.wait()
                 raise ValueError(f"ui: MLflow's server ended with status {server.returncode}; read its log, {log}")
         except KeyboardInterrupt:
@@ -102,6 +111,12 @@ def _serve(port: int, arguments: Sequence[str], uri: str, log: Path) -> None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     server.wait(10)
             copying.join(10)
+
+
+def _has_display() -> bool:
+    """Tell whether a user at this machine's display runs the command; without one, a text browser could be opened."""
+    display = sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    return display and sys.stdout.isatty()
 
 
 def _copy_redacted(source: IO[bytes], log: IO[str]) -> None:

@@ -254,6 +254,12 @@ def test_a_mistake_in_a_file_is_one_line(text: str, message: str, tmp_path: Path
     assert "one" in str(error.value)  # the file's name
 
 
+def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_bytes(b"\x92\xff")
+    with pytest.raises(ValueError, match=r"one\.yaml: .*utf-8"):
+        load_sweeps([str(tmp_path / "one.yaml")])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

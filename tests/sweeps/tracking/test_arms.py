@@ -19,7 +19,7 @@ from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.planning.stored_plans import save_plan
 from fewbits.sweeps.tracking import connection
 from fewbits.sweeps.tracking.mirror import Mirror
-from fewbits.sweeps.tracking.runs import PARENT
+from fewbits.sweeps.tracking.runs import PARENT, SENT
 from tests.messages import names
 from tests.sweeps.tracking.tracked import ONE, STEPS, everything, overrides, planned, points, seen, train
 
@@ -75,12 +75,12 @@ def test_arms_are_top_level_runs_with_means_of_their_seeds_and_trials_are_nested
         columns = pd.concat([table[name].dropna() for table in tables], axis=1)
         means = {int(step): pytest.approx(statistics.mean(values)) for step, *values in columns.itertuples()}
         deviations = {int(step): pytest.approx(statistics.stdev(values)) for step, *values in columns.itertuples()}
-        assert points(uri, arm, name) == means
-        assert points(uri, arm, f"{name}_sd") == deviations
+        assert points(uri, arm, f"loss/{name}") == means
+        assert points(uri, arm, f"loss/{name}_sd") == deviations
     assert (arm.data.metrics["seeds"], arm.data.metrics["tokens"]) == (2, tables[0]["tokens"].iloc[-1])
     single = arms["mor threshold=0.03 (smoke)"].data.metrics  # has one seed
     assert single["seeds"] == 1
-    assert "loss_sd" not in single
+    assert "loss/loss_sd" not in single
     assert single["share_bf16"] + single["share_e4m3"] == pytest.approx(1)
     for member in done.members:
         cell = member.cell
@@ -123,7 +123,7 @@ def test_what_a_killed_writer_left_is_completed(one: tuple[Plan, Planned], uri: 
     child = runs[f"{ARM}/{trial.id}"]
     client.create_run(child.info.experiment_id, child.info.start_time + 1, child.data.tags)
     for run in runs.values():
-        client.set_tag(run.info.run_id, "fewbits.sent", "1 ")
+        client.set_tag(run.info.run_id, SENT, "1 ")
         client.update_run(run.info.run_id, status="RUNNING")
     client.set_tag(child.info.run_id, PARENT, "of a deleted arm")
     Mirror(made).sync(last=True)

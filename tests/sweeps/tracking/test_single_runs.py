@@ -40,7 +40,7 @@ def the_run(uri: str, folder: RunFolder) -> Any:
     return seen(uri, folder.path.parent, SINGLE)[f"single/{folder.id}"]
 
 
-def steps(uri: str, run: Any, key: str = "loss") -> list[int]:
+def steps(uri: str, run: Any, key: str = "loss/loss") -> list[int]:
     return sorted(sent_points(uri, run, key))
 
 
@@ -56,11 +56,11 @@ def test_every_step_is_there_once(uri: str, untracked: RunFolder, cache: Path, t
     run = the_run(uri, folder)
     assert (run.info.status, run.info.run_name) == ("FINISHED", folder.path.name)
     assert run.data.params == {"model": "nemotron-nano", "recipe": "bf16", "data": "synthetic", "seed": "0"}
-    for name in ("loss", "loss_max", "optimizer/learning_rate", "tokens", "speed/tokens_per_second"):
+    for name in ("loss/loss", "loss/loss_max", "optimizer/learning_rate", "tokens", "speed/tokens_per_second"):
         assert steps(uri, run, name) == list(range(9))
-    assert steps(uri, run, "validation_loss") == [3, 7, 8]
+    assert steps(uri, run, "loss/validation_loss") == [3, 7, 8]
     assert [value for _, value in sorted(sent_points(uri, run).items())] == metric(folder, "loss")
-    assert run.data.metrics["validation_loss"] == result["validation_loss"]
+    assert run.data.metrics["loss/validation_loss"] == result["validation_loss"]
 
 
 def test_a_run_shows_numerics_origin_and_tables_and_sending_again_adds_nothing(
@@ -75,8 +75,8 @@ def test_a_run_shows_numerics_origin_and_tables_and_sending_again_adds_nothing(
     last = numerics[(numerics["step"] == 9) & (numerics["slot"] == "fprop.x")]
     assert run.data.metrics["operand_error/fprop.x"] == pytest.approx(last["error"].mean())
     assert run.data.metrics["share_bf16/fprop.x"] == pytest.approx(last["share_1"].mean())
-    assert run.data.metrics["validation_loss_unquantized"] == result["validation_loss_unquantized"]
-    assert min(run.data.metrics) == "loss"  # MLflow's page always shows a chart of this metric
+    assert run.data.metrics["loss/validation_loss_unquantized"] == result["validation_loss_unquantized"]
+    assert min(name for name in run.data.metrics if "/" in name) == "loss/loss"  # the first chart on MLflow's page
 
     origin = (folder.provenance() or {})["segments"][-1]
     assert run.data.tags["mlflow.source.git.commit"] == origin["git"]
@@ -125,7 +125,7 @@ def test_an_interrupted_trial_continues_in_its_run(uri: str, cache: Path, tmp_pa
     assert train(cache, tmp_path, *ON, "seed=1")[0] == folder
     last = the_run(uri, folder)
     assert (last.info.status, last.info.run_id) == ("FINISHED", run.info.run_id)
-    for name in ("loss", "speed/tokens_per_second"):
+    for name in ("loss/loss", "speed/tokens_per_second"):
         assert steps(uri, last, name) == list(range(9))
 
 
@@ -173,12 +173,26 @@ def test_fewbits_ui_sends_trials_that_were_trained_without_mlflow(
     folder, _ = train(cache, tmp_path, *ON, "runtime.tracking=none", "seed=5")
     file = folder.path / "provenance.json"
     origin = json.loads(file.read_text())
-    for command, number in (("sweep", 0), ("train", 1), ("", 0)):
-        if command:
-            file.write_text(json.dumps(origin | {"command": ["fewbits", command, "seed=5"]}))
-        assert cli.main(["ui", "--sync-only", "--runs", str(tmp_path)]) == 0
-        assert capsys.readouterr().err.startswith(f"{number} trial")
+    for command in ("train", "sweep", ""):  # also a trial of a sweep without a stored plan
+        file.write_text(json.dumps(origin | {"command": ["fewbits", command, "seed=5"]}))
+        for number in (1, 0):
+            assert cli.main(["ui", "--sync-only", "--runs", str(tmp_path)]) == 0
+            assert capsys.readouterr().err.startswith(f"{number} trial")
     assert the_run(uri, folder).info.status == "FINISHED"
+
+
+def test_a_trial_is_sent_by_default_once_the_store_has_a_database(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check runtime.tracking=auto: without a database, nothing of MLflow is created; `none` never sends."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    folder, _ = train(cache, tmp_path, *ON, "runtime.tracking=auto", "seed=7")
+    assert [path.name for path in tmp_path.iterdir()] == [folder.path.name]
+    assert cli.main(["ui", "--sync-only", "--runs", str(tmp_path)]) == 0
+    uri = f"sqlite:///{tmp_path / connection.DATABASE}"
+    for seed, tracking, more in ((8, "none", 0), (9, "auto", 1)):
+        train(cache, tmp_path, *ON, f"runtime.tracking={tracking}", f"seed={seed}")
+        assert len(seen(uri, tmp_path, SINGLE)) == 1 + more
 
 
 AT_ONCE = 4

@@ -68,7 +68,7 @@ def seen(uri: str, store: Path, study: str = "cost") -> dict[str, Any]:
     return found
 
 
-def points(uri: str, run: Any, key: str = "loss") -> dict[int, float]:
+def points(uri: str, run: Any, key: str = "loss/loss") -> dict[int, float]:
     """Return the values of a metric by step, each of which MLflow has once."""
     import mlflow
 
