@@ -18,7 +18,7 @@ from fewbits.kernels.quantizer import Block, Mixture, Quantizer
 from fewbits.models.execution import check_tokens
 from fewbits.models.networks.registry import on_meta, with_vocab
 from fewbits.models.observer import Observer
-from fewbits.models.quantize import keep, quantize
+from fewbits.models.quantize import keep, quantize, rule_of
 from fewbits.models.recipe import Slot
 from fewbits.models.weights import BlockLinear, linear_layers
 
@@ -67,7 +67,7 @@ def coincidences(trial: Trial, layers: Sequence[BlockLinear]) -> Iterator[str]:
             continue
         out, inner = layer.shape
         shapes = {"x": (tokens, inner), "w": (out, inner), "dy": (tokens, out)}
-        for name, slot in recipe.operands.items():
+        for name, slot in recipe.operands_by(rule_of(recipe, layer, trial.model.layers)).items():
             rows, cols = shape = shapes[name.partition(".")[2]]
             for block in _blocks(slot):
                 if (shape, block, slot.axis) in seen or block in (Block(), Block(1, None)):

@@ -42,7 +42,7 @@ def check_execution(recipe: Recipe, layers: Iterable[tuple[str, tuple[int, int]]
         return
     executes = False
     for name, sizes in layers:
-        each = (recipe.kept,) if name in kept else (recipe.operands, recipe.switched)
+        each = (recipe.kept,) if name in kept else _every(recipe)
         for operands in each:
             for problem in problems(operands):
                 raise ValueError(f"execute {FP8}: layer {name}: {problem}; {HINT}")
@@ -62,7 +62,7 @@ def check_execution(recipe: Recipe, layers: Iterable[tuple[str, tuple[int, int]]
 
 def check_tokens(recipe: Recipe, tokens: int) -> None:
     """Raise ValueError if wgrad is executed in FP8 and the number of tokens of a micro-batch is no multiple of 16."""
-    wgrad = any("wgrad" in executed_gemms(recipe, each) for each in (recipe.operands, recipe.switched, recipe.kept))
+    wgrad = any("wgrad" in executed_gemms(recipe, each) for each in (*_every(recipe), recipe.kept))
     if wgrad and tokens % MULTIPLE:
         raise ValueError(
             f"execute {FP8}: wgrad sums over the {tokens} tokens of a micro-batch, which must be a multiple of "
@@ -84,6 +84,12 @@ def problems(operands: Operands) -> Iterator[str]:
                 yield f"{name} is {slot.spec or HIGH}: valid in FP8 products is {VALID}"
             elif _block(slot) == "channel" and slot.axis != AXES[name]:
                 yield f"{name} is `same`, whose channels lie across the sum of {gemm}: give {name} its own quantizer"
+
+
+def _every(recipe: Recipe) -> list[Operands]:
+    """Return the slots of layers that `keep` does not select: by the recipe, by its rules, and after a switch."""
+    own = [recipe.operands_by(rule) for rule in (None, *recipe.rules)]
+    return [*own, *(recipe.switched_from(each) for each in own)]
 
 
 def _slots(operands: Operands, gemm: str) -> Iterator[tuple[str, Slot]]:

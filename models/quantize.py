@@ -25,7 +25,7 @@ from fewbits.models.experts import ExpertLinear, install
 from fewbits.models.networks.layers import Linear
 from fewbits.models.observer import Observer
 from fewbits.models.quantized_linear import Plan, QuantizedLinear, Shared, StepContext, quantized
-from fewbits.models.recipe import PARTS, Operands, Recipe, parts
+from fewbits.models.recipe import PARTS, Operands, Recipe, Rule, Wgrad, parts
 from fewbits.models.runtime import untraced
 from fewbits.models.updates import updates
 from fewbits.models.weights import BlockLinear, OtherWeight, active_share, weights
@@ -223,17 +223,20 @@ def quantize(
         raise ValueError(f"{type(model).__name__} has no linear layer in its blocks to quantize")
     blocks = 1 + max(layer.block for layer in linears)
     quantization = Quantization(recipe, seed, observer, keep_weights)
-    plans = _plans(recipe, recipe.operands, recipe.switched)
+    by_rule = {rule: _plans(recipe, own, recipe.switched_from(own)) for rule, own in _operands_by_rule(recipe)}
     high = _plans(recipe, recipe.kept, recipe.kept)
     kept = keep(recipe, linears, blocks)
     _check_parts(recipe, linears)
-    _check_quantizes(recipe, linears, kept)
-    check_execution(recipe, ((layer.name, layer.shape) for layer in linears), kept)
+    rules = {layer.name: rule_of(recipe, layer, blocks) for layer in linears if layer.name not in kept}
+    if unused := [rule for rule in recipe.rules if rule not in rules.values()]:
+        raise ValueError(f"rules: no layer that `keep` and earlier rules leave has {unused[0].match}")
+    _check_quantizes(recipe, rules, kept)
+    check_execution(recipe, [(layer.name, layer.shape) for layer in linears], kept)
     experts: dict[nn.Module, list[ExpertLinear]] = {}
     for index, layer in enumerate(linears):
         is_kept = layer.name in kept
         sampler = recipe.sampler if layer.part in recipe.sampled_parts and not is_kept else None
-        settings = (layer, quantization, index, high if is_kept else plans, sampler)
+        settings = (layer, quantization, index, high if is_kept else by_rule[rules[layer.name]], sampler)
         if layer.expert is None:
             new = quantized(*settings)
             parent, _, last = layer.name.rpartition(".")
@@ -316,6 +319,7 @@ def _check_parts(recipe: Recipe, layers: Sequence[BlockLinear]) -> None:
     all parts of the sampler select no layer.
     """
     selected = parts(recipe.keep.parts) | recipe.sampled_parts
+    selected |= {part for rule in recipe.rules for part in rule.match.parts}
     unknown = [layer.name for layer in layers if layer.part is None]
     if selected and unknown:
         raise ValueError(
@@ -333,12 +337,31 @@ def _check_parts(recipe: Recipe, layers: Sequence[BlockLinear]) -> None:
         )
 
 
-def _check_quantizes(recipe: Recipe, layers: Sequence[BlockLinear], kept: Collection[str]) -> None:
+def rule_of(recipe: Recipe, layer: BlockLinear, blocks: int) -> Rule | None:
+    """Return the first rule of the recipe that matches a layer; None if there is none. blocks: those of the model."""
+    for rule in recipe.rules:
+        m = rule.match
+        ends = layer.block < m.first or layer.block >= blocks - m.last
+        if (
+            (ends or not (m.first or m.last))
+            and (not m.parts or layer.part in parts(m.parts))
+            and (not m.names or any(fnmatchcase(layer.name, glob) for glob in m.names))
+        ):
+            return rule
+    return None
+
+
+def _operands_by_rule(recipe: Recipe) -> Iterator[tuple[Rule | None, Operands]]:
+    return ((rule, recipe.operands_by(rule)) for rule in (None, *recipe.rules))
+
+
+def _check_quantizes(recipe: Recipe, rules: Mapping[str, Rule | None], kept: Collection[str]) -> None:
     """Raise ValueError if the recipe, unless it is called bf16, leaves every operand of every layer unquantized."""
-    if recipe.name == Recipe().name or recipe.sampler.kind != "none":
+    if recipe.name == Recipe().name or recipe.sampler.kind != "none" or recipe.wgrad.output != Wgrad().output:
         return
-    own = [recipe.operands, recipe.switched] if recipe.switches else [recipe.operands]
-    used = [*own] * (len(kept) < len(layers)) + [recipe.kept] * bool(kept)
+    used = [recipe.operands_by(rule) for rule in {*rules.values()}] + [recipe.kept] * bool(kept)
+    if rules and recipe.switches:
+        used.append(recipe.switched)
     if all(slot.spec is None for operands in used for slot in operands.values()):
         raise ValueError(f"recipe {recipe.name} quantizes no operand of any layer; only the recipe bf16 may do so")
 

@@ -88,6 +88,42 @@ class Keep:
 
 
 @dataclass(frozen=True)
+class Match:
+    """The linear layers to which a rule applies: those that meet every condition that is not empty.
+
+    A layer is in the `first` or `last` blocks of the model, its part is in `parts`, and its name matches a glob pattern
+    of `names`.
+    """
+
+    first: int = 0
+    last: int = 0
+    parts: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        conditions = {name: value for name, value in vars(self).items() if value}
+        return ", ".join(f"{name} {value}" for name, value in conditions.items())
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Other quantizers for some slots of some layers. Of a recipe's rules, the first that matches a layer applies."""
+
+    match: Match
+    slots: dict[str, str]  # by slot name (`fprop.x`); slots that are missing keep the recipe's quantizer
+
+    def __post_init__(self) -> None:
+        if self.match == Match():
+            raise ValueError("rules: a rule without conditions; set `match` to blocks (first, last), parts or names")
+        parts(self.match.parts, "rules.match.parts")
+        for slot in self.slots:
+            one_of("rules.slots", slot, SLOTS)
+
+    def __hash__(self) -> int:
+        return hash((self.match, *sorted(self.slots.items())))
+
+
+@dataclass(frozen=True)
 class Sampler:
     """Noise on the weights of the given parts, with learned bit widths b_t (GaussWS eq. 11).
 
@@ -146,7 +182,8 @@ class Recipe:
     fprop: Fprop = field(default_factory=Fprop)
     dgrad: Dgrad = field(default_factory=Dgrad)
     wgrad: Wgrad = field(default_factory=Wgrad)
-    keep: Keep = field(default_factory=Keep)
+    keep: Keep = field(default_factory=Keep)  # applies before the rules
+    rules: tuple[Rule, ...] = field(default=(), metadata={"neutral": ()})
     sampler: Sampler = field(default_factory=Sampler)
     switch: Switch = field(default_factory=Switch)
     execute: str = EMULATE  # how GEMMs of quantized operands are computed: from rounded values, or from FP8 codes
@@ -170,6 +207,8 @@ class Recipe:
         parts(self.sampler.parts, "sampler.parts")
         parts(self.keep.parts, "keep.parts")
         _ = self.operands, self.kept, self.switched
+        for rule in self.rules:
+            self.operands_by(rule)
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Recipe:
@@ -185,10 +224,15 @@ class Recipe:
 
         A slot with the value `same` is replaced by the slot of the tensor's other GEMM.
         """
+        return self.operands_by(None)
+
+    def operands_by(self, rule: Rule | None) -> Operands:
+        """Return the six slots of a layer to which a rule (None: no rule) applies, before `switch` changes them."""
         operands: dict[str, Slot] = {}
         for slot, axis in AXES.items():
             gemm, tensor = slot.split(".")
-            text = getattr(getattr(self, gemm), tensor)
+            own = getattr(getattr(self, gemm), tensor)
+            text = own if rule is None else rule.slots.get(slot, own)
             same = text == SAME and slot in FIRST_SLOT
             operands[slot] = operands[FIRST_SLOT[slot]] if same else Slot(parse_operand(text, slot), axis)
         return _check_rotations(operands)
@@ -201,9 +245,13 @@ class Recipe:
     @cached_property
     def switched(self) -> Operands:
         """The six slots after the switch (`switch.at`) of a layer that `keep` does not select."""
+        return self.switched_from(self.operands)
+
+    def switched_from(self, operands: Operands) -> Operands:
+        """Return the six slots after the switch of a layer that has these slots before it."""
         to = _in_every_slot(self.switch.to, "switch.to")
         unchanged = {"both": (), "forward": ("dgrad", "wgrad"), "backward": ("fprop",)}[self.switch.passes]
-        before = {name: slot for name, slot in self.operands.items() if name.partition(".")[0] in unchanged}
+        before = {name: slot for name, slot in operands.items() if name.partition(".")[0] in unchanged}
         return _check_rotations(to | before)
 
     @property

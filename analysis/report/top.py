@@ -47,9 +47,9 @@ WORDS = {
 }
 OF_CLAIM = {
     Outcome.REPRODUCED: "is reproduced",
-    Outcome.MIXED: "is reproduced in part",
+    Outcome.MIXED: "is mixed: some of its parts hold",
     Outcome.NOT_REPRODUCED: "is not reproduced",
-    Outcome.CANNOT_TELL: "is left open by these runs",
+    Outcome.CANNOT_TELL: "cannot be told from these runs",
     Outcome.NOT_TESTABLE: "cannot be tested with these runs",
     Outcome.NOT_RUN: "was not run",
 }

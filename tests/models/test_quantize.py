@@ -516,6 +516,48 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
 }
 
 
+RULES = [
+    {"match": {"parts": ["down"], "last": 1}, "slots": {"fprop.x": "high", "wgrad.x": "same"}},
+    {"match": {"parts": ["od"]}, "slots": {"fprop.x": SR, "fprop.w": SQUARE}},
+]
+
+
+def test_the_first_rule_that_matches_a_layer_changes_its_slots_and_keep_comes_before() -> None:
+    model = gpt2(3)
+    base = recipe(E4M3, E4M3, "high", "high", "high", E4M3, keep={"first": 1}, rules=RULES)
+    quantization = quantize(model, base)
+
+    def slots(layer: QuantizedLinear) -> list[str]:
+        return [str(slot.spec or "high") for slot in layer.plans[0].operands.values()]
+
+    found = {layer.name: slots(layer) for layer in quantization.layers}
+    own = [E4M3, E4M3, "high", "high", "high", E4M3]
+    assert found["blocks.0.ffn.down"] == ["high"] * 6
+    assert found["blocks.1.ffn.up"] == own
+    assert found["blocks.1.attention.out"] == found["blocks.1.ffn.down"] == [SR, SQUARE, *own[2:]]
+    assert found["blocks.2.ffn.down"] == ["high", E4M3, "high", "high", "high", "high"]
+    x = normal(24, 96, seed=1)
+    layer = quantization.layers[-1]
+    with torch.no_grad():
+        expected = nn.functional.linear(x, fake_quantize(layer.weight.detach(), E4M3), layer.bias)
+        assert torch.equal(layer(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({"match": {"parts": ["in"]}, "slots": {"fprop.x": "high"}}, "rules: no layer that `keep` and earlier rules"),
+        ({"match": {}, "slots": {"fprop.x": "high"}}, "a rule without conditions"),
+        ({"match": {"last": 1}, "slots": {"fprop.y": "high"}}, "rules.slots 'fprop.y'"),
+        ({"match": {"last": 1}, "slots": {"fprop.x": "e9m9"}}, "fprop.x:"),
+        ({"match": {"last": 1}, "slots": {"fprop.x": f"{E4M3}:rht16"}}, "have different rotations"),
+    ],
+)
+def test_a_rule_that_cannot_apply_is_refused(rule: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        quantize(gpt2(), recipe(E4M3, rules=[rule]))
+
+
 def test_a_recipe_that_quantizes_nothing_must_be_called_bf16() -> None:
     """Check recipes without a quantizer, and one whose only quantizers are in layers that `keep` leaves high."""
     message = "recipe mine quantizes no operand of any layer; only the recipe bf16 may do so"
