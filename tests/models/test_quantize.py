@@ -561,7 +561,10 @@ def test_a_rule_that_cannot_apply_is_refused(rule: dict[str, Any], message: str)
 def test_a_recipe_that_quantizes_nothing_must_be_called_bf16() -> None:
     """Check recipes without a quantizer, and one whose only quantizers are in layers that `keep` leaves high."""
     message = "recipe mine quantizes no operand of any layer; only the recipe bf16 may do so"
-    for spec in (recipe("high", name="mine"), recipe(E4M3, name="mine", keep={"parts": ["all"]})):
+    for spec in (
+        recipe("high", name="mine", output="compute"),
+        recipe(E4M3, name="mine", output="compute", keep={"parts": ["all"]}),
+    ):
         with pytest.raises(ValueError, match=re.escape(message)):
             quantize(gpt2(), spec)
     for spec in (
