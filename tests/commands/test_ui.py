@@ -65,7 +65,7 @@ def test_the_page_is_served_by_two_processes_without_showing_a_credential(
             assert server.stdout is not None
             base = f"http://127.0.0.1:{port}"
             printed = server.stdout.readline()
-            assert printed.startswith(f"{base}/#/experiments ")
+            assert printed.startswith(f"{base}/#/experiments?workflowType=")
             assert cli.main(options) == 2  # the port is in use
             assert len(capsys.readouterr().err.splitlines()) == 1
             for name in ("127.0.0.1", "localhost"):

@@ -36,6 +36,7 @@ OFF = ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_DISABLE_AGENT_HINT")
 LIGHT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **dict.fromkeys(OFF, "true")}
 LOG = ".mlflow-ui.log"  # the file in the store with the server's output
 START = 120.0  # seconds that the server may take until it answers
+TRAINING = "?workflowType=machine_learning"  # without it, MLflow opens an experiment on its page of LLM traces
 
 
 def main(argv: Sequence[str]) -> int:
@@ -69,8 +70,8 @@ def main(argv: Sequence[str]) -> int:
         arguments = ["--artifacts-destination", str(runs.resolve() / ARTIFACTS), "--workers", "1"]
         arguments += ["--uvicorn-opts", "--log-level warning"]
         base = f"http://{HOST}:{options.port}"
-        pages = {name: f"{base}/#/experiments/{number}" for name, number in experiments(runs, uri).items()}
-        _serve(base, arguments, uri, runs.resolve() / LOG, pages or {"no trial yet": f"{base}/#/experiments"})
+        pages = {name: f"{base}/#/experiments/{number}{TRAINING}" for name, number in experiments(runs, uri).items()}
+        _serve(base, arguments, uri, runs.resolve() / LOG, pages or {"no trial yet": f"{base}/#/experiments{TRAINING}"})
     return 0
 
 
