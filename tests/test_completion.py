@@ -50,7 +50,11 @@ def completed(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
         ("fewbits train optimizer.l", {"optimizer.lr="}),
         ("fewbits train runtime.tr", {"runtime.tracking="}),
         ("fewbits train branch.parent=nem", {f"branch.parent={RUN}"}),
+        ("fewbits train recipe=./mine/r", {"recipe=./mine/recipe/"}),
+        ("fewbits train recipe=mine/recipe/", {"recipe=mine/recipe/one.yaml"}),
         ("fewbits train --backend ", {"ray", "local"}),
+        ("fewbits status --runs ", set()),  # a folder, which the shell completes
+        ("fewbits status  --json nem", {RUN}),
         ("fewbits sweep study=pr", {"study=primer"}),
         ("fewbits sweep study=primer scale=", {"scale=cpu", "scale=smoke"}),
         ("fewbits sweep study=primer sweep=", {"sweep=precision"}),

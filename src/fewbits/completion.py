@@ -53,28 +53,32 @@ def complete(arguments: Sequence[str], commands: Mapping[tuple[str, ...], Callab
 
 def completions(line: str, commands: Mapping[tuple[str, ...], Callable[[Sequence[str]], int]]) -> list[str]:
     """Return how the last word of the line can continue; none for names of files, which the shell completes."""
-    _, *before, last = line.lstrip().split(" ") if " " in line else (line, "")
+    *typed, last = line.lstrip().split(" ") if " " in line else (line, "")
+    before = [word for word in typed[1:] if word]
     words = next((words for words in commands if tuple(before[: len(words)]) == words), None)
     if words is None:
         begun = [words for words in commands if [*words[: len(before)]] == before]
         found = [words[len(before)] for words in begun]
     elif last.startswith("-"):
         found = [*_options(commands[words])]
-    elif len(before) > len(words) and before[-1].startswith("-") and (options := _options(commands[words])):
-        found = options.get(before[-1], []) or [*_arguments(words[0], before[len(words) :], last)]
     else:
-        found = [*_arguments(words[0], before[len(words) :], last)]
+        option = before[-1] if before[-1].startswith("-") else None
+        values = _options(commands[words]).get(option) if option else None
+        found = [*_arguments(words[0], before[len(words) :], last)] if values is None else values
     return [text for text in dict.fromkeys(found) if text.startswith(last)]
 
 
-def _options(command: Callable[[Sequence[str]], int]) -> dict[str, list[str]]:
-    """Return a command's options, each with its choices, if it has any, from its help: `  --device {cpu,cuda}  …`."""
+def _options(command: Callable[[Sequence[str]], int]) -> dict[str, list[str] | None]:
+    """Return a command's options from its help, and the choices that each has; None for an option without a value."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         command(["--help"])
-    heads = re.findall(r"^  (-.*?)(?:  .*)?$", printed.getvalue(), re.MULTILINE)
-    choices = {head: (re.search(r"\{(.+)\}", head) or ["", ""])[1] for head in heads}
-    return {name: listed.split(",") for head, listed in choices.items() for name in re.findall(r"--[\w-]+", head)}
+    options: dict[str, list[str] | None] = {}
+    for head in re.findall(r"^  (-.*?)(?:  .*)?$", printed.getvalue(), re.MULTILINE):  # `-c, --cfg {job,hydra}`
+        value = head.rpartition(" ")[2]
+        choices = value.strip("{}").split(",") if value.startswith("{") else []
+        options |= dict.fromkeys(re.findall(r"--[\w-]+", head), None if value.startswith("-") else choices)
+    return options
 
 
 def _arguments(command: str, before: Sequence[str], last: str) -> Iterator[str]:
@@ -83,21 +87,21 @@ def _arguments(command: str, before: Sequence[str], last: str) -> Iterator[str]:
     given = {option: value for option, value in pairwise(before) if option.startswith("-")}
     own = [Path(given.get("--config-dir") or given.get("-cd") or "conf"), Path("conf")]
     runs = [path.parent.name for path in sorted(Path(given.get("--runs", "runs")).glob("*/config.yaml"))]
-    words = [text for text in before if text not in given and text not in given.values()]
-    key, equals, _ = last.partition("=")
-    if command in WITH_RUNS:
-        yield from runs
-    if command == "probe" and words:
-        yield from _names("recipe", own, settings)
+    key, equals, value = last.partition("=")
     if command == "list":
         listed = {"studies": "study", "data": "data", **{f"{group}s": group for group in GROUPS if group != "data"}}
-        yield from _names(listed[words[0]], own, settings) if words and words[0] in listed else listed
-    elif equals:
-        values = runs if key == "branch.parent" else _names(key, own, settings)
-        yield from (f"{key}={value}" for value in values)
-        if key in GROUPS and "=." in last:  # a path of a file of the user's own
-            yield from (f"{key}=./{path}" for path in sorted(Path().glob("**/*.yaml")))
+        group = next((listed[text] for text in before if text in listed), None)
+        yield from _names(group, own, settings) if group else listed
+    if command in WITH_RUNS:
+        yield from runs
+    if command == "probe":
+        yield from _names("recipe", own, settings)
     if equals:
+        yield from (f"{key}={name}" for name in (runs if key == "branch.parent" else _names(key, own, settings)))
+        folder = value[: value.rfind("/") + 1]  # of a file of the user's own
+        for path in sorted(Path(folder).glob("[!.]*")) if key in GROUPS and folder else ():
+            if path.is_dir() or path.suffix == ".yaml":
+                yield f"{key}={folder}{path.name}{'/' * path.is_dir()}"
         return
     if command in (*OF_SWEEP, "status", "compare"):
         yield from ("study=", "scale=", "sweep=")

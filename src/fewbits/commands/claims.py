@@ -76,7 +76,8 @@ def main(argv: Sequence[str]) -> int:
     empty = not any(planned.folder.over for planned in plan.trials.values())
     print_table(HEADS, [row for verdict in report.verdicts.values() for row in _rows(verdict, empty)], right=RIGHT)
     if empty:
-        command = f"fewbits sweep {shlex.join(options.overrides)}{runs_option(plan.store)}"
+        folder = ["--config-dir", options.config_dir] if options.config_dir else []
+        command = f"fewbits sweep {shlex.join([*options.overrides, *folder])}{runs_option(plan.store)}"
         trials = plural(len(plan.trials), "trial")
         print(f"\nnot run: none of the {trials} has a result in {plan.store}; to run them: {command}")
         return 0
