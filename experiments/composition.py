@@ -22,7 +22,7 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override
+from hydra.core.override_parser.types import Glob, Override, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -40,6 +40,7 @@ _WITHOUT_HYDRA = tuple(
     f"~hydra/{group}"
     for group in ("output", "launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging", "env")
 )
+PATHS = ("data.path", "runtime.runs", "runtime.cache", "branch.parent")  # keys whose values are paths
 _YAML_CONSTANTS = ("null", "none", "true", "false", "yes", "no", "on", "off", "nan", "inf")
 
 
@@ -110,10 +111,12 @@ def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], 
         defaults.append({f"{group}@_global_": choice[group]})
         values = [value for value in values if not value.startswith(f"{group}=")]
         files.append(folder / f"{choice[group]}.yaml")
-    for text in values:
-        key = str(parse_override(text).key_or_group).partition(".")[0]
+    parsed = {text: parse_override(text) for text in values}
+    for text, override in parsed.items():
+        key = str(override.key_or_group).partition(".")[0]
         if key not in base:
             raise ValueError(f"override {text!r}: unknown key {key!r}: valid keys are {nearest_first(key, list(base))}")
+    values = [str(override.input_line) for override in parsed.values()]
 
     def composed() -> DictConfig:
         store = ConfigStore.instance()
@@ -146,16 +149,28 @@ def _top_level(file: Path, base: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_override(text: str) -> Override:
-    """Parse an override, which may have several values, such as KEY=A,B. Raise ValueError for other text."""
-    try:
-        override: Override = OverridesParser.create().parse_override(text)
-        if not override.key_or_group:
-            raise HydraException("no key")
-        override.value()
-    except HydraException:
-        special = "quote a value that has special characters such as <: KEY='\"VALUE\"'"
-        raise ValueError(f"{text!r} is not KEY=VALUE in Hydra's grammar; {special}") from None
-    return override
+    """Parse an override, which may have several values, such as KEY=A,B. Raise ValueError for other text.
+
+    The result's `input_line` is the text in Hydra's grammar, which has most characters of a path only in quotes.
+    """
+    for written in dict.fromkeys((text, _quoted(text))):
+        with contextlib.suppress(HydraException):
+            override: Override = OverridesParser.create().parse_override(written)
+            override.value()
+            if override.key_or_group:
+                return override
+    special = "quote a value that has special characters such as <: KEY='\"VALUE\"'"
+    raise ValueError(f"{text!r} is not KEY=VALUE in Hydra's grammar; {special}")
+
+
+def _quoted(text: str) -> str:
+    """Return KEY=VALUE, KEY=A,B or KEY=[A,B] with quotes around paths and values that are not ASCII."""
+    key, equals, value = text.partition("=")
+    listed = re.fullmatch(r"\[(.*)\]", value)
+    items = (listed[1] if listed else value).split(",")
+    bare = (item and item[0] not in "\"'[{" and (key in PATHS or not item.isascii()) for item in items)
+    joined = ",".join(spelled(item) if quote else item for item, quote in zip(items, bare, strict=True))
+    return f"{key}{equals}[{joined}]" if listed else f"{key}{equals}{joined}"
 
 
 def parse_override(text: str) -> Override:
@@ -173,7 +188,9 @@ def override_values(text: str) -> list[Any]:
     override = read_override(text)
     if override.is_interval_sweep() or isinstance(override.value(), Glob):
         return []
-    return [str(v) for v in override.sweep_iterator()] if override.is_sweep_override() else [override.value()]
+    if not override.is_sweep_override():
+        return [override.value()]
+    return [v.text if isinstance(v, QuotedString) else str(v) for v in override.sweep_iterator()]
 
 
 def spelled(value: object) -> str:

@@ -267,7 +267,7 @@ class _Parsed:
 def _parsed(text: str) -> _Parsed:
     """Parse an override; raise ValueError if it is not KEY=VALUE."""
     override = parse_override(text)
-    key, value = override.key_or_group, override.value()
+    key, value, text = override.key_or_group, override.value(), str(override.input_line)
     if key == "branch.parent" and isinstance(value, (int, float)):  # a run's hash such as 12345678 or 12e45678
         value = text.partition("=")[2].strip()
         text = f"{key}={spelled(value)}"

@@ -119,8 +119,9 @@ class Sweep:
 
     def __post_init__(self) -> None:
         for name in (self.name, self.study, self.scale):
-            if name and not re.fullmatch(r"\w[\w. -]{0,79}", name):
-                self._refuse(f"{name!r} is not valid as a name: 1 to 80 letters, digits, _ . - and spaces are expected")
+            if name and not re.fullmatch(r"(?![. -])[^\x00-\x1f/\\@:=$'\"]{1,80}", name):
+                rule = "up to 80 characters, none of / \\ @ : = $ ' \", that do not begin with . - or a space"
+                self._refuse(f"{name!r} is not valid as a name: {rule}")
         if not self.seeds or len({*self.seeds}) < len(self.seeds) or not all(0 <= s < SEEDS for s in self.seeds):
             self._refuse(f"seeds {[*self.seeds]}: one or more different integers from 0 to 2^63 - 1 are expected")
         axes = [axis for group in self.groups for axis in group]

@@ -12,11 +12,12 @@ from typing import Any
 
 import hydra
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from fewbits.experiments.composition import cached, compose, compose_file, spelled
+from fewbits.experiments.composition import cached, compose, compose_file, override_values, read_override, spelled
 from fewbits.experiments.config import load_trial, prepare, resolved
 from fewbits.experiments.config_files import FOLDER, ROOT, folders
 from tests.effort import examples
@@ -122,6 +123,33 @@ def test_any_words_come_to_what_hydra_makes_of_them(
 def test_what_hydra_refuses_is_refused(overrides: str) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         load_trial(overrides.split())
+
+
+@pytest.mark.parametrize(
+    ("typed", "values"),
+    [
+        ("data.path=../naïve texts/日本 – ß.txt", ["../naïve texts/日本 – ß.txt"]),
+        ("data.path=~/my notes (1) & #2!.txt", ["~/my notes (1) & #2!.txt"]),
+        ("data.path=ä.txt,b c.txt", ["ä.txt", "b c.txt"]),
+        ("recipe=./größe.yaml,bf16", ["./größe.yaml", "bf16"]),
+        ('recipe="./größe.yaml",bf16', ["./größe.yaml", "bf16"]),
+        ("hydra.searchpath=[konf ü, other/conf]", [["konf ü", "other/conf"]]),
+        ("data.path=null", [None]),
+    ],
+)
+def test_paths_and_letters_of_any_language_need_no_quotes(typed: str, values: list[object]) -> None:
+    assert override_values(typed) == values
+    in_hydras_grammar = OverridesParser.create().parse_override(str(read_override(typed).input_line))
+    assert override_values(str(in_hydras_grammar.input_line)) == values
+
+
+def test_a_path_with_a_letter_of_another_language_is_a_setting_and_a_config(tmp_path: Path) -> None:
+    (tmp_path / "größe 日本.yaml").write_text("defaults: [mor/tensor]\nthreshold: 0.03\n")
+    for force in ("", "++"):  # Hydra itself applies ++KEY=VALUE, and with it all others
+        typed = [f"recipe={tmp_path}/größe 日本.yaml", f"runtime.cache={tmp_path}/ü (1)", f"{force}data.repeat=5"]
+        trial, runtime = load_trial(typed)
+        assert "0.03" in str(trial.recipe.operands["fprop.x"])
+        assert runtime.cache == f"{tmp_path}/ü (1)"
 
 
 # The cache on disk

@@ -61,9 +61,7 @@ def _check(overrides: Sequence[str]) -> None:
 
     Of several values of a key that is no group, only the first is checked.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    from fewbits.experiments.composition import override_values
+    from fewbits.experiments.composition import override_values, read_override
     from fewbits.experiments.config import is_hydra_setting, resolved
     from fewbits.experiments.config_files import GROUPS, check_choice, folders, is_search_path
 
@@ -73,7 +71,7 @@ def _check(overrides: Sequence[str]) -> None:
         for value in values if key in GROUPS else ():
             check_choice(key, value, own)
         if values and (is_search_path(text) or not is_hydra_setting(key)):
-            override = OverridesParser.create().parse_override(text)
+            override = read_override(text)
             swept = override.is_sweep_override()
             single.append(f"{key}={next(override.sweep_string_iterator())}" if swept else text)
     resolved(single)

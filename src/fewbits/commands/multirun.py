@@ -21,6 +21,7 @@ from fewbits.commands.hydra_options import run_hydra
 from fewbits.commands.sweep import check_cluster, in_store
 from fewbits.common.arguments import warn_in_lines
 from fewbits.common.store_folder import runs_option, store_folder
+from fewbits.experiments.composition import read_override, spelled
 from fewbits.experiments.config import HYDRA_SETTINGS, is_hydra_setting
 from fewbits.experiments.config_files import SEARCH_PATH, folders, with_config_dir
 from fewbits.sweeps.cluster.access import is_dashboard
@@ -71,7 +72,7 @@ def run_multirun(options: argparse.Namespace) -> int:
     warn_in_lines()
     folder = runs / "plans" / "multirun" / name
     folder.mkdir(parents=True, exist_ok=True)  # sweepers write into it, and only Hydra's own launchers create it
-    quiet = [f"hydra.sweep.dir={folder}", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+    quiet = [f"hydra.sweep.dir={spelled(str(folder))}", "hydra/job_logging=none", "hydra/hydra_logging=none"]
     sweeper = next((text.partition("=")[2] for text in reversed(overrides) if text.startswith("hydra/sweeper=")), "")
     with contextlib.ExitStack() as open_backend:
         fixed = fixed_keys([text for text in overrides if not is_hydra_setting(text)])
@@ -79,7 +80,7 @@ def run_multirun(options: argparse.Namespace) -> int:
         own = folders(overrides).overrides
         _running = multirun = _Multirun(name, fixed, own, where, open_backend, sys.argv, whole)
         try:
-            passed = [text for text in overrides if not text.startswith(LAUNCHER)]
+            passed = [str(read_override(text).input_line) for text in overrides if not text.startswith(LAUNCHER)]
             run_hydra(["--multirun", f"{LAUNCHER}fewbits", *quiet], passed)
         except _Ended:  # some trials failed, or the user stopped the driver
             pass

@@ -30,6 +30,13 @@ def test_a_file_is_a_sweep_by_its_name_and_says_only_what_is_not_usual(tmp_path:
     assert loaded(tmp_path, "seeds: [3]") == Sweep("one", study="one", seeds=(3,), size=("scale=smoke",))
 
 
+def test_a_file_may_have_a_name_of_any_letters(tmp_path: Path) -> None:
+    name = "naïve – 日本 (2) & #1, 50 %"
+    (tmp_path / f"{name}.yaml").write_text("about: größe\nseeds: [3]", "utf-8")
+    (sweep,), _ = load_sweeps([str(tmp_path / f"{name}.yaml"), "about=über"])
+    assert sweep == Sweep(name, study=name, seeds=(3,), about="über", size=("scale=smoke",))
+
+
 FULL = """
 study: mine
 about: all that there is
