@@ -35,12 +35,13 @@ from fewbits.analysis.engine.results.places import PROBE, PROBES
 from fewbits.analysis.engine.results.rows import place_name
 from fewbits.analysis.engine.statistics import estimate
 from fewbits.common.from_dict import one_of
+from fewbits.common.store_folder import runs_option
 from fewbits.common.wording import amount, enumeration, plural
 from fewbits.experiments.composition import nearest_first
 from fewbits.sweeps.planning.cost import parameters_of, tokens_of
 from fewbits.sweeps.planning.plan import Planned
 from fewbits.sweeps.planning.store import OVER
-from fewbits.sweeps.planning.stored_plans import RUNS, runs_named
+from fewbits.sweeps.planning.stored_plans import RUNS
 
 ONE_RUN = "paper"  # the scale with the paper's own runs: one of each arm
 SEEDS = ("no seeds", "one seed", "two seeds", "three seeds", "four seeds", "five seeds", "six seeds", "seven seeds")
@@ -68,13 +69,17 @@ def judge_file(file: Path, results: Results, overrides: Sequence[str]) -> dict[s
             find(of.study, claim, results)
         except ValueError as error:
             raise ValueError(f"{file}: {claim.id}: {error}") from None
-    store = runs_named(overrides)
-    words = [*(text for text in overrides if not text.startswith(f"{RUNS}=")), *(["--runs", store] if store else [])]
-    command = f"; to run them: `{shlex.join(['fewbits', 'sweep', *words])}`"
+    more = f"; to run them: {sweep_command(results, overrides)}"
     return {
-        name: replace(one, reason=one.reason + command) if one.outcome is Outcome.NOT_RUN else one
+        name: replace(one, reason=one.reason + more) if one.outcome is Outcome.NOT_RUN else one
         for name, one in judge_claims(of, results).items()
     }
+
+
+def sweep_command(results: Results, overrides: Sequence[str]) -> str:
+    """Return the command that runs the missing trials of these results. overrides: those that selected the sweep."""
+    chosen = shlex.join(text for text in overrides if not text.startswith(f"{RUNS}="))
+    return f"fewbits sweep {chosen}{runs_option(results.plan.store)}"
 
 
 def _check_names(study: str, claim: Claim | ControlClaim, results: Results) -> None:
@@ -145,12 +150,17 @@ def evidence_of(of: StudyClaims, claim: Claim, results: Results) -> Evidence:
 
 
 def _missing(findings: Iterable[Finding], results: Results) -> tuple[str, ...]:
-    """Return the names of the unfinished trials of a claim if, without them, none of its comparisons has data."""
+    """Return the names of the unfinished trials of a claim if, without them, none of its comparisons has data.
+
+    A hook may not say which trials it needs; they are missing for certain if no trial of the plan is finished.
+    """
     without = [one for one in findings if not one.n and one.effect is None]
     if len(without) < len(tuple(findings)) or Status.UNDECIDED not in {one.status for one in without}:
         return ()
     used = {trial for one in without for trial in one.trials}
-    rows = (row for row in results.rows if row["id"] in used and row["state"] not in OVER)
+    rows = [row for row in results.rows if row["state"] not in OVER]
+    if used or len(rows) < len(results.rows):
+        rows = [row for row in rows if row["id"] in used]
     return tuple(dict.fromkeys(f"{place_name(row)} ({row['state']})" for row in rows))
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fewbits.commands.sweep import in_store
 from fewbits.common.arguments import CommandParser
-from fewbits.common.store_folder import runs_option
 from fewbits.common.terminal import print_json, print_table
 from fewbits.common.wording import plural
 
@@ -58,6 +56,7 @@ def main(argv: Sequence[str]) -> int:
     if options.claims and options.power:
         parser.error("--power is for the claims of studies: leave out --claims")
 
+    from fewbits.analysis.engine.claims.judging import sweep_command
     from fewbits.analysis.report.study_report import read_study
     from fewbits.analysis.views.claims import counts
     from fewbits.experiments.config_files import with_config_dir
@@ -72,38 +71,32 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         print_json(report.record())
         return 0
-    plan = report.results.plan
-    empty = not any(planned.folder.over for planned in plan.trials.values())
-    print_table(HEADS, [row for verdict in report.verdicts.values() for row in _rows(verdict, empty)], right=RIGHT)
-    if empty:
-        folder = ["--config-dir", options.config_dir] if options.config_dir else []
-        command = f"fewbits sweep {shlex.join([*options.overrides, *folder])}{runs_option(plan.store)}"
-        trials = plural(len(plan.trials), "trial")
-        print(f"\nnot run: none of the {trials} has a result in {plan.store}; to run them: {command}")
-        return 0
+    places, flags = report.results.members, report.results.flags
+    brief = len(flags) == len(places) and not options.claims
+    print_table(HEADS, [row for verdict in report.verdicts.values() for row in _rows(verdict, brief)], right=RIGHT)
     for notice in report.origin.notices:
         print(f"\n{notice}")
-    if flags := report.results.flags:
-        print(f"\n{plural(len(flags), 'place')} without a result; the first is {flags[0]}")
     print(f"\n{counts(report.verdicts)}, at {report.size}")
+    if flags:
+        without = f"{len(flags)} of {plural(len(places), 'place')} without a result; the first is {flags[0]}"
+        print(f"\n{without}; to run them: {sweep_command(report.results, overrides)}")
     return 0
 
 
-def _rows(verdict: Verdict, empty: bool) -> Iterator[tuple[str, ...]]:
+def _rows(verdict: Verdict, brief: bool) -> Iterator[tuple[str, ...]]:
     """Yield the rows of one claim: its verdict, the reason unless it is reproduced, and each of several comparisons.
 
-    empty: whether no trial has a result; then a claim that nothing is known of has the one row `not run`.
+    brief: yield only the first row of a claim that is not run.
     """
     from fewbits.analysis.engine.claims.findings import Outcome
     from fewbits.analysis.views.claims import view
 
-    if empty and verdict.outcome is Outcome.CANNOT_TELL:
-        yield (verdict.claim.id, str(Outcome.NOT_RUN), *("",) * 5, verdict.claim.statement)
-        return
     views = [view(one) for one in verdict.findings]
     numbers = [(one.effect, one.bounds, one.repeats, one.tokens, one.margin) for one in views]
     single = len(numbers) == 1
     yield (verdict.claim.id, str(verdict.outcome), *(numbers[0] if single else ("",) * 5), verdict.claim.statement)
+    if brief and verdict.outcome is Outcome.NOT_RUN:
+        return
     if verdict.outcome is not Outcome.REPRODUCED:
         yield (*[""] * (len(HEADS) - 1), f"because: {verdict.reason}")
     for cells, one in zip(numbers, verdict.findings, strict=True) if not single else ():
