@@ -1,4 +1,4 @@
-"""The dataclasses of claims and controls, which are read from `studies/STUDY/claims.yaml`.
+"""The dataclasses of claims and controls, which are read from `studies/STUDY/claims.yaml` or a file of the user's own.
 
 A claim has at most eight keys, and one or several parts. A part names a test, arms, metrics and a margin, and expands
 to one comparison for each arm and metric (`comparisons`). Python hooks (engine/claims/hooks.py) compute numbers that
