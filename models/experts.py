@@ -8,7 +8,7 @@ values from it is an error, so that no product of a weight stays unquantized in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -92,14 +92,15 @@ class _Products(TorchFunctionMode):
         layers: Mapping[str, Sequence[ExpertLinear]] = getattr(module, LAYERS)
         self.kind = type(module).__name__
         held = [(getattr(module, name), each) for name, each in layers.items()]
-        self.memory = {_memory(parameter): (parameter, each) for parameter, each in held}
+        self.memory: dict[int, list[tuple[Tensor, Sequence[ExpertLinear]]]] = {}
+        for parameter, each in held:
+            self.memory.setdefault(_memory(parameter), []).append((parameter, each))
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        operands = [*args, *kwargs.values()]
-        if not any(isinstance(a, Tensor) and _memory(a) in self.memory for a in operands):
+        if not any(_memory(a) in self.memory and self._holder(a) for a in _tensors([*args, *kwargs.values()])):
             return func(*args, **kwargs)
         if func in _LINEAR:
             return self._linear(*args, **kwargs)
@@ -108,7 +109,7 @@ class _Products(TorchFunctionMode):
         if func in _GROUPED:
             return self._grouped(*args, **kwargs)
         result = func(*args, **kwargs)
-        if isinstance(result, Tensor) and result.is_floating_point() and _memory(result) not in self.memory:
+        if isinstance(result, Tensor) and result.is_floating_point() and self._holder(result) is None:
             raise self._refusal(f"computes {getattr(func, '__name__', func)} of")
         return result
 
@@ -120,7 +121,7 @@ class _Products(TorchFunctionMode):
         if weight.ndim == 2:
             y: Tensor = self._find(weight)(x)
             return y
-        if x.ndim != 3 or _memory(weight) not in self.memory:
+        if x.ndim != 3 or self._holder(weight) is None:
             raise self._refusal("multiplies in an order that fewbits does not know")
         return torch.stack([self._find(each)(rows) for rows, each in zip(x, weight, strict=True)])
 
@@ -133,20 +134,37 @@ class _Products(TorchFunctionMode):
 
     def _find(self, matrix: Tensor) -> ExpertLinear:
         """Return the layer of an expert's matrix, given as in × out, which is a view of a parameter."""
-        parameter, layers = self.memory.get(_memory(matrix), (None, []))
-        if parameter is None:
+        held = self._holder(matrix)
+        if held is None:
             raise self._refusal("multiplies a copy of")
-        number, rest = divmod(matrix.storage_offset() - parameter.storage_offset(), parameter.stride(0))
+        parameter, layers = held
+        number, rest = divmod(int(matrix.storage_offset() - parameter.storage_offset()), parameter.stride(0))
         stored = parameter[0].t() if not layers[0].expert.transposed else parameter[0]
         if rest or (matrix.shape, matrix.stride()) != (stored.shape, stored.stride()):
             raise self._refusal("multiplies a part of an expert's matrix, or its transpose, of")
         return layers[number]
+
+    def _holder(self, tensor: Tensor) -> tuple[Tensor, Sequence[ExpertLinear]] | None:
+        """Return the parameter in whose memory a tensor lies, and its layers; several may share one storage."""
+        for parameter, layers in self.memory.get(_memory(tensor), ()):
+            if 0 <= tensor.storage_offset() - parameter.storage_offset() < parameter.numel():
+                return parameter, layers
+        return None
 
     def _refusal(self, what: str) -> RuntimeError:
         return RuntimeError(
             f"{self.kind} {what} its experts' weights, which fewbits cannot quantize; for a model of transformers, "
             'choose another implementation: model.set_experts_implementation("eager")'
         )
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors among the arguments of a call, also those in lists and tuples."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
 
 
 def _memory(tensor: Tensor) -> int:

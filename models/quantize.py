@@ -6,9 +6,10 @@ weights.py says which layers these are. What is not quantized is named, with the
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -53,7 +54,8 @@ class Quantization(Shared):
     penalised: bool = False  # a caller has asked for the penalty, so it adds it to the loss
     _hooks: list[RemovableHandle] = field(default_factory=list)  # those of `attach`
     _optimizer: torch.optim.Optimizer | None = None
-    _updates: int = field(default_factory=updates)
+    _begin: Callable[[], None] | None = None
+    _looked: bool = False
 
     def __repr__(self) -> str:
         return f"<{self.recipe.name}: {self.summary}>"
@@ -73,7 +75,7 @@ class Quantization(Shared):
             )
             self.penalised = True  # warn once
         switched = self.recipe.switches and progress >= self.recipe.switch.at
-        self.context = StepContext(step, micro_batch, rank, switched)
+        self.context, self.positioned = StepContext(step, micro_batch, rank, switched), True
         self.last_input = None
         self.recorded.clear()
         if self.observer is not None:
@@ -100,6 +102,11 @@ class Quantization(Shared):
         known = optimizer.param_groups[0].get(STEP)
         if step is None and known is None and optimizer.state:
             raise ValueError(UNKNOWN_STEP)
+        trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        sampled = [layer for layer in self.layers if layer.bit_scale is not None]
+        if missing := [layer.name for layer in sampled if id(layer.bit_scale) not in trained]:
+            message = f"the optimizer does not train the bit widths of {_abbreviate(missing)}: create it after quantize"
+            warnings.warn(message, stacklevel=2)
         for hook in self._hooks:
             hook.remove()
         self._optimizer = optimizer
@@ -114,20 +121,29 @@ class Quantization(Shared):
             self.begin(done, max(micro_batch, 0), rank=rank, progress=done / steps if steps else 0.0)
 
         @untraced
-        def forward(*_: object) -> None:
+        def forward(module: nn.Module, *_: object) -> None:
             nonlocal micro_batch
-            if model.training and torch.is_grad_enabled():
+            if module is model and model.training and torch.is_grad_enabled():  # a copy of the model has this hook, too
                 if self.context.step != optimizer.param_groups[0].get(STEP):
                     micro_batch = -1  # another state of the optimizer has been loaded
                 micro_batch += 1
                 begin()
 
-        def before_update(*_: object) -> None:
-            if not self.penalised:
-                with torch.enable_grad():
-                    if (penalty := self.penalty()) is not None:
-                        penalty.backward()
-                self.penalised = False
+        def before_update(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")  # the first argument is the optimizer
+            if closure is None:
+                self._add_penalty(optimizer)
+                return None
+
+            def with_penalty() -> Any:  # a closure may set gradients to zero, so the penalty's come after it
+                loss = closure()
+                self._add_penalty(optimizer)
+                return loss
+
+            return (args[0], with_penalty) if len(args) > 1 else args, {
+                **kwargs,
+                "closure": with_penalty,
+            } if kwargs else {}
 
         def after_update(*_: object) -> None:
             nonlocal micro_batch
@@ -135,13 +151,43 @@ class Quantization(Shared):
                 self._count(optimizer.param_groups[0][STEP] + 1)
             micro_batch = -1
             begin()
+            self._warn_of_layers_never_called()
 
+        def loaded(*_: object) -> None:
+            if STEP in optimizer.param_groups[0]:
+                begin()
+
+        self._begin = begin
         self._hooks = [
             model.register_forward_pre_hook(forward),
             optimizer.register_step_pre_hook(before_update),
             optimizer.register_step_post_hook(after_update),
+            optimizer.register_load_state_dict_post_hook(loaded),
         ]
         begin()
+
+    def _add_penalty(self, optimizer: torch.optim.Optimizer) -> None:
+        """Add the gradient of the sampler's penalty, unless the loop adds the penalty to the loss."""
+        if self.penalised:
+            return
+        with torch.enable_grad():
+            if (penalty := self.penalty()) is not None:
+                scale = getattr(optimizer, "grad_scale", None)  # a GradScaler's, if a fused optimizer divides by it
+                (penalty if scale is None else penalty * scale.to(penalty.device)).backward()
+        self.penalised = False
+
+    def _warn_of_layers_never_called(self) -> None:
+        """Warn once, after the first update, of layers whose weight the model reads without calling the layer."""
+        if self._looked:
+            return
+        self._looked = True
+        layers = [layer for layer in self.layers if layer.quantizes and not isinstance(layer, ExpertLinear)]
+        if unused := [layer.name for layer in layers if layer.index not in self.called]:
+            warnings.warn(
+                f"{_abbreviate(unused)}: never called in the first step; if the model reads these weights directly, as "
+                "Mamba does, they are not quantized",
+                stacklevel=2,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs besides the model's and the optimizer's state: step, seed and recipe."""
@@ -151,12 +197,15 @@ class Quantization(Shared):
         """Continue from the state of a checkpoint; raise ValueError if it was made with another seed or recipe."""
         if state["seed"] != self.seed:
             raise ValueError(f"the checkpoint has the rounding seed {state['seed']}: pass it to quantize(…, seed=…)")
-        if state["recipe"] != self.recipe.to_dict():
+        if json.dumps(state["recipe"]) != json.dumps(self.recipe.to_dict()):
             raise ValueError(
                 f"the checkpoint was trained with another recipe than {self.recipe.name}, or other settings of it"
             )
         self._count(state["step"])
-        self.begin(state["step"], rank=self.context.rank)
+        if self._begin is None:
+            self.begin(state["step"], rank=self.context.rank)
+        else:
+            self._begin()
 
     def _count(self, step: int) -> None:
         if self._optimizer is not None:
@@ -166,7 +215,7 @@ class Quantization(Shared):
         """Tell whether an update has happened without the penalty that the recipe has."""
         return bool(
             (self.recipe.sampler.penalty and not self.penalised and not self._hooks)
-            and (updates() > self._updates and any(layer.sampler for layer in self.layers))
+            and (updates() > self.updates and any(layer.sampler for layer in self.layers))
         )
 
     def penalty(self) -> Tensor | None:
@@ -185,7 +234,7 @@ class Quantization(Shared):
 
         target is the recipe's `sampler.target`.
         """
-        self.penalised = True
+        self.penalised |= torch.is_grad_enabled()  # otherwise the caller only looks at it
         bits = layer.bits
         return None if bits is None else (bits - self.recipe.sampler.target).abs().mean()
 
@@ -195,7 +244,8 @@ class Quantization(Shared):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for copies and pickles, without the cached input and without the hooks of `attach`."""
-        return {**self.__dict__, "last_input": None, "_hooks": [], "_optimizer": None}
+        detached: dict[str, Any] = {"_hooks": [], "_optimizer": None, "_begin": None, "positioned": False}
+        return {**self.__dict__, "last_input": None, **detached}
 
 
 def quantize(
@@ -369,6 +419,7 @@ def _check_quantizes(recipe: Recipe, rules: Mapping[str, Rule | None], kept: Col
 def _summary(model: nn.Module, every: Sequence[BlockLinear | OtherWeight], quantization: Quantization) -> str:
     """Say how much of the model is quantized, by parameters and by FLOPs, and which weights are not and why."""
     total = sum(parameter.numel() for parameter in model.parameters())
+    every = list({weight.key: weight for weight in reversed(every)}.values())[::-1]  # tied weights count once
     changed = {layer.name for layer in quantization.layers if layer.sampler or layer.quantizes}
     is_quantized = [isinstance(weight, BlockLinear) and weight.name in changed for weight in every]
     sizes = [math.prod(weight.shape) for weight in every]

@@ -34,7 +34,7 @@ from fewbits.kernels.seeds import derive_seed
 from fewbits.models.operand_pair import Operand, OperandPair, Seed, Statistics
 from fewbits.models.recipe import GEMMS, SLOTS, Operands, Recipe, Sampler
 from fewbits.models.runtime import current_stream, refuse_capture, untraced
-from fewbits.models.updates import version
+from fewbits.models.updates import updates, version
 from fewbits.models.weights import BlockLinear, is_conv1d
 
 # Everything that needs random numbers: the rounding of a slot, a sampler's noise, and a GEMM's rotation signs. A seed
@@ -104,6 +104,9 @@ class Shared:
     watching_gradients: bool = False  # measure the error of every weight gradient, which takes another GEMM
     last_input: _Input | None = None
     recorded: set[int] = field(default_factory=set)  # layers whose input the observer has recorded in this step
+    called: set[int] = field(default_factory=set)  # layers that have computed a product
+    positioned: bool = False  # the loop has said which step it is, by `begin` or `attach`
+    updates: int = field(default_factory=updates)  # of all optimizers when the model was quantized
 
 
 class Plan:
@@ -208,6 +211,9 @@ class QuantizedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         refuse_capture(x.device)
         owner, context = self.owner[0], self.owner[0].context
+        if not owner.positioned and owner.updates < updates():
+            self._refuse_repeated_noise()
+        owner.called.add(self.index)
         rows = x.reshape(-1, self.in_features)
         if torch.is_autocast_enabled(x.device.type):
             rows = rows.to(torch.get_autocast_dtype(x.device.type))
@@ -226,6 +232,15 @@ class QuantizedLinear(nn.Module):
             *(x_forward, x_backward, w_forward, w_backward, self, context),
         )
         return y.view(*x.shape[:-1], self.out_features)
+
+    def _refuse_repeated_noise(self) -> None:
+        """Raise RuntimeError if this layer draws noise in training, of which every step would get the same."""
+        pairs = [pair for plan in self.plans for pair in (plan.x, plan.w, plan.dy)]
+        if torch.is_grad_enabled() and self.training and (self.sampler or any(pair.needs_seed for pair in pairs)):
+            raise RuntimeError(
+                f"recipe {self.owner[0].recipe.name} draws noise, but the step is unknown, so every step would get the "
+                "same: call quantization.attach(model, optimizer), or quantization.begin(step) before each forward pass"
+            )
 
     def seed(self, context: StepContext, name: str) -> int:
         """Return the seed for a slot's rounding or a GEMM's rotation signs; `name` is the name of the slot or GEMM.

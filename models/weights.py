@@ -30,6 +30,7 @@ PART_OF_NAME = {
 }
 ROUTERS = ("router", "shared_expert_gate")  # layers that choose experts; `gate`, too, if it is beside experts
 HEADS = ("lm_head", "head", "output", "embed_out", "score", "classifier")
+ATTENTION = "inside nn.MultiheadAttention"
 ADAPTERS = ("lora_A", "lora_B", "lora_magnitude_vector", "lora_embedding_A", "lora_embedding_B")  # PEFT's
 
 
@@ -53,6 +54,12 @@ class BlockLinear:
     shape: tuple[int, int]  # out, in
     expert: Expert | None = None
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """What tells weights apart that are not tied."""
+        parameter = getattr(self.module, self.expert.parameter if self.expert else "weight")
+        return id(parameter), self.expert.number if self.expert else 0
+
 
 @dataclass(frozen=True)
 class OtherWeight:
@@ -62,6 +69,7 @@ class OtherWeight:
     shape: tuple[int, ...]
     why: str
     is_linear: bool  # it is multiplied with its input, as a head or a router is, but an embedding is not
+    key: tuple[int, int]
 
 
 def linear_layers(model: nn.Module) -> Iterator[BlockLinear]:
@@ -88,7 +96,8 @@ def weights(model: nn.Module) -> Iterator[BlockLinear | OtherWeight]:
             own = name if parameter == "weight" else f"{name}.{parameter}".lstrip(".")
             last = name.rpartition(".")[2]
             if why := _why_not(model, module, name, weight.ndim, outside):
-                yield OtherWeight(own, tuple(weight.shape), why, is_linear(module) or why == "router")
+                linear = is_linear(module) or why in ("router", ATTENTION) or "expert" in own.lower()
+                yield OtherWeight(own, tuple(weight.shape), why, linear, (id(weight), is_linear(module)))
             elif is_linear(module):
                 out, inner_size = weight.shape[::-1] if is_conv1d(module) else weight.shape
                 yield BlockLinear(own, block, part_of(module, name), module, (out, inner_size))
@@ -142,10 +151,11 @@ def _why_not(model: nn.Module, module: nn.Module, name: str, dimensions: int, ou
     if isinstance(module, _ConvNd):
         return "convolution"
     if isinstance(module, NonDynamicallyQuantizableLinear | nn.MultiheadAttention):
-        return "inside nn.MultiheadAttention"
+        return ATTENTION
     if any(component in ADAPTERS for component in components):
         return "adapter"
-    beside = model.get_submodule(name.rpartition(".")[0])._modules if components[-1] == "gate" else ()
+    above = components[: components.index("gate")] if "gate" in components[-2:] else None
+    beside = () if above is None else model.get_submodule(".".join(above))._modules
     if not {*ROUTERS}.isdisjoint(components[-2:]) or kind.endswith("Router") or any("expert" in n for n in beside):
         return "router"
     if outside and linear:
@@ -165,6 +175,8 @@ def _is_transposed(module: nn.Module, name: str, first: int, second: int) -> boo
     """
     if isinstance(declared := getattr(module, "is_transposed", None), bool):
         return declared
+    if type(module).__name__.startswith("Llama4"):
+        return True
     hidden = getattr(module, "hidden_size", None)
     return hidden == (second if PART_OF_NAME.get(name) == "down" else first) and first != second
 

@@ -11,8 +11,8 @@ import base64
 import io
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import cycle
 from pathlib import Path
@@ -68,6 +68,7 @@ class Run:
     held_out: Points = field(default_factory=list)
     speed: float | None = None  # tokens per second
     settings: Mapping[str, str] = field(default_factory=dict)  # without the seed
+    diverged: bool = False  # it has losses that are no finite numbers
 
     @property
     def end(self) -> float:
@@ -110,12 +111,13 @@ def of_folder(path: Path, arm: str | None = None) -> Run:
     if metrics.empty:
         raise ValueError(f"{path} has no losses yet")
     settings = {key: str(value) for key, value in flat(all_settings(trial)) if key not in ("seed", "recipe.about")}
-    settings["data.kind"] = trial.data.kind
+    settings = {"recipe": trial.recipe.label, "model": trial.model.name, "data": trial.data.kind, **settings}
     timing = path / "timing.parquet"
     speed = float(pd.read_parquet(timing)["tokens_per_second"].median()) if timing.is_file() else None
     name = arm or repr(sorted(settings.items()))
     training, held_out = (_points(metrics, "tokens", key) for key in ("loss", "validation_loss"))
-    return Run(path.name, name, trial.seed, training, held_out, speed, settings)
+    diverged = not np.isfinite(metrics["loss"]).all()
+    return Run(path.name, name, trial.seed, training, held_out, speed, settings, diverged)
 
 
 def of_log(path: Path, arm: str | None = None, loss: str | None = None) -> list[Run]:
@@ -124,9 +126,9 @@ def of_log(path: Path, arm: str | None = None, loss: str | None = None) -> list[
     arm: their arm; None: the runs' names without their seeds. loss: the name of the column or tag with the loss.
     """
     if path.is_dir():
-        return [_of_columns(str(path), _tensorboard(path), arm, loss)]
+        return [_of_columns(str(folder), table, arm, loss) for folder, table in _tensorboard(path)]
     try:
-        table = pd.read_csv(path)
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, na_values=[""])  # `nan` is no empty cell
     except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         raise ValueError(f"{path} is no CSV file: {error}") from None
     table.columns = table.columns.map(str)
@@ -138,7 +140,7 @@ def of_log(path: Path, arm: str | None = None, loss: str | None = None) -> list[
     frames: dict[str, pd.DataFrame] = {}
     for name, found in own.items():
         frame = frames.setdefault(found["run"], pd.DataFrame({"step": table[step]}))
-        frame[found["metric"]] = pd.to_numeric(table[name], errors="coerce")
+        frame[found["metric"]] = table[name]
     return [_of_columns(run, frame, arm, loss) for run, frame in frames.items()]
 
 
@@ -148,11 +150,14 @@ def _of_columns(name: str, table: pd.DataFrame, arm: str | None, loss: str | Non
         raise ValueError(f"{name} has no column or tag {loss!r}; it has {', '.join(map(str, table))}")
     step = next((names[key] for key in STEPS if key in names), None)
     x = table[step] if step else pd.Series(range(1, len(table) + 1))
-    points = {}
+    points, diverged = {}, False
     for kind, known in (("training", TRAINING), ("held_out", HELD_OUT)):
         column = next((names[key] for key in known if key in names), None)
         chosen = column if loss is None else loss if kind == "training" else None
         points[kind] = _points(pd.DataFrame({"x": x, "y": table[chosen]}), "x", "y") if chosen else []
+        if chosen:  # a table of TensorBoard's scalars has numbers, and NaN where a tag has none at this step
+            texts = table[chosen].dropna().astype(str).str.strip().str.lower()
+            diverged |= bool(texts.isin(("nan", "inf", "-inf", "+inf")).any())
     if not any(points.values()):
         raise ValueError(
             f"{name}: which column or tag is the loss? Pass --loss with one of {', '.join(map(str, table))}"
@@ -160,27 +165,30 @@ def _of_columns(name: str, table: pd.DataFrame, arm: str | None, loss: str | Non
     found = _SEED.search(Path(name).name)
     seed = int(found[1] or found[2]) if found else None
     stem = _SEED.sub("", Path(name).name) or name
-    return Run(name, arm or stem, seed, points["training"], points["held_out"])
+    return Run(name, arm or stem, seed, points["training"], points["held_out"], diverged=diverged)
 
 
-def _tensorboard(folder: Path) -> pd.DataFrame:
-    """Return the scalars of TensorBoard's event files in a folder: a column for each tag, and `step`."""
-    if not any(folder.rglob("events.out.tfevents.*")):
+def _tensorboard(folder: Path) -> Iterator[tuple[Path, pd.DataFrame]]:
+    """Yield each folder with TensorBoard's event files and its scalars: a column for each tag, and `step`."""
+    folders = sorted({path.parent for path in folder.rglob("events.out.tfevents.*")})
+    if not folders:
         raise ValueError(f"{folder} is neither a run nor a folder of TensorBoard's event files")
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ModuleNotFoundError:
         raise ValueError(f"{folder}: event files are read by TensorBoard: pip install tensorboard") from None
-    events = EventAccumulator(str(next(folder.rglob("events.out.tfevents.*")).parent))
-    events.Reload()
-    scalars = {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
-    return pd.DataFrame(scalars).rename_axis("step").sort_index().reset_index()
+    for each in folders:
+        events = EventAccumulator(str(each), size_guidance={"scalars": 0})  # 0: all of them
+        events.Reload()
+        scalars = {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
+        yield each, pd.DataFrame(scalars).rename_axis("step").sort_index().reset_index()
 
 
 def _points(table: pd.DataFrame, x: str, y: str) -> Points:
     if y not in table:
         return []
     kept = table[[x, y]].apply(pd.to_numeric, errors="coerce").replace([math.inf, -math.inf], math.nan).dropna()
+    kept = kept.sort_values(x, kind="stable")
     return list(zip(kept[x].astype(float), kept[y].astype(float), strict=True))
 
 
@@ -195,8 +203,8 @@ def compare(runs: Sequence[Run]) -> Comparison:
         raise ValueError(f"{len(runs)} run(s) of one arm: nothing differs but the seed; name runs of two arms or more")
     held_out = all(run.held_out for run in runs)
     measure = "held-out loss" if held_out else f"training loss, mean of the last {LAST:.0%}"
-    final = {run.name: run.held_out[-1][1] if held_out else _tail(run.training) for run in runs}
-    remarks = []
+    final = {id(run): run.held_out[-1][1] if held_out else _tail(run.training) for run in runs}
+    remarks = [f"{run.name} diverged: its last finite losses are compared" for run in runs if run.diverged]
     ends = {run.end for run in runs}
     if max(ends) > 1.01 * min(ends):
         remarks.append(f"the runs are not equally long: their curves end at {min(ends):,.0f} to {max(ends):,.0f}")
@@ -206,21 +214,25 @@ def compare(runs: Sequence[Run]) -> Comparison:
         if len({*seeds}) < len(seeds):
             remarks.append(f"{arm} has two runs with one seed; they are treated as an independent sample")
     slope = relative_slope([run.held_out if held_out else run.training for run in members[arms[0]]])
+    for arm in arms[1:]:
+        common = {run.seed for run in members[arm]} & {run.seed for run in members[arms[0]]}
+        if 0 < len(common) < max(len(members[arm]), len(members[arms[0]])):
+            remarks.append(f"{arm} and {arms[0]} have {len(common)} seeds in common; others are not compared")
     rows = [_difference(members[arms[0]], members[arm], final, slope) for arm in arms]
     return Comparison(runs, measure, rows, _settings(members), remarks)
 
 
 def _difference(
-    baseline: Sequence[Run], arm: Sequence[Run], final: Mapping[str, float], slope: float | None
+    baseline: Sequence[Run], arm: Sequence[Run], final: Mapping[int, float], slope: float | None
 ) -> Difference:
-    loss = float(np.mean([final[run.name] for run in arm]))
+    loss = float(np.mean([final[id(run)] for run in arm]))
     speeds = [run.speed for run in arm if run.speed]
     speed = float(np.median(speeds)) if speeds else None
     if arm is baseline:
         return Difference(arm[0].arm, len(arm), loss, speed)
-    one, other = ({run.seed: final[run.name] for run in runs if run.seed is not None} for runs in (baseline, arm))
+    one, other = ({run.seed: final[id(run)] for run in runs if run.seed is not None} for runs in (baseline, arm))
     common = sorted(one.keys() & other.keys()) if len(one) == len(baseline) and len(other) == len(arm) else []
-    xs, ys = [final[run.name] for run in baseline], [final[run.name] for run in arm]
+    xs, ys = [final[id(run)] for run in baseline], [final[id(run)] for run in arm]
     paired = len(common) >= 2 or (len(common) == 1 and len(xs) == len(ys) == 1)
     sd: float | None = None
     if paired:
@@ -233,6 +245,7 @@ def _difference(
             sd = math.sqrt((np.var(xs, ddof=1) + np.var(ys, ddof=1)) / 2)
     interval = found.interval(LEVEL) if found else None
     base = float(np.mean(xs))
+    slope = slope if base > 0 else None
     relative = Interval(interval.low / base, interval.high / base, LEVEL) if interval else None
     return Difference(
         arm[0].arm,
@@ -303,23 +316,17 @@ def _named(runs: Sequence[Run]) -> list[Run]:
     unnamed = {run.arm: run.settings for run in runs if run.settings and run.arm == repr(sorted(run.settings.items()))}
     if not unnamed:
         return list(runs)
-    names = {arm: settings.get("recipe.name", "") for arm, settings in unnamed.items()}
+    names = {arm: settings["recipe"] for arm, settings in unnamed.items()}
     if len({*names.values()}) < len(names):
         every = list(unnamed.values())
         differing = [key for key in every[0] if len({settings.get(key) for settings in every}) > 1]
-        few = [key for key in ("recipe.name", "model.name", *differing) if key in differing][:3]
-        texts = {
-            arm: " ".join(f"{key.removesuffix('.name')}={settings.get(key)}" for key in dict.fromkeys(few))
-            for arm, settings in unnamed.items()
-        }
+        few = [key for key in differing if not key.startswith("recipe.")][:3] or differing[:3]
+        texts = {arm: " ".join(f"{key}={settings.get(key)}" for key in few) for arm, settings in unnamed.items()}
         names = {
             arm: f"{text} #{n}" if [*texts.values()].count(text) > 1 else text
             for n, (arm, text) in enumerate(texts.items(), 1)
         }
-    return [
-        Run(run.name, names.get(run.arm, run.arm), run.seed, run.training, run.held_out, run.speed, run.settings)
-        for run in runs
-    ]
+    return [replace(run, arm=names.get(run.arm, run.arm)) for run in runs]
 
 
 # ------------------------------------------------------------------------------------------------ showing
@@ -331,13 +338,17 @@ def texts(row: Difference) -> tuple[str, ...]:
     if row.mean is None:
         return (row.arm, str(row.seeds), f"{row.loss:.4f}", "", "", "", "", "", speed)
     interval = f"{row.interval.low:+.4f} to {row.interval.high:+.4f}" if row.interval else "one run: no interval"
-    extra = "" if row.extra is None else f"{row.extra:+.1%}"
+    extra = "" if row.extra is None else _share(row.extra)
     if row.extra_interval:
-        extra += f" ({row.extra_interval.low:+.1%} to {row.extra_interval.high:+.1%})"
+        extra += f" ({_share(row.extra_interval.low)} to {_share(row.extra_interval.high)})"
     kind = f"{row.seeds} pairs" if row.paired else f"{row.seeds}, unpaired"
     p = "" if row.p is None else f"{row.p:.2g}"
     needed = "" if row.needed is None else str(row.needed)
     return (row.arm, kind, f"{row.loss:.4f}", f"{row.mean:+.4f}", interval, p, extra, needed, speed)
+
+
+def _share(tokens: float) -> str:
+    return f"{tokens:+.1%}" if tokens <= 10 else "> 1000%"
 
 
 HEADER = ("arm", "seeds", "loss", "difference", "95 % interval", "p", "extra tokens", "seeds for 0.01", "tokens/s")
@@ -356,7 +367,13 @@ def figure(comparison: Comparison) -> Figure:
         x = grids[0][:, 0]
         curves = np.array([np.interp(x, grid[:, 0], grid[:, 1]) for grid in grids])
         mean = curves.mean(axis=0)
-        upper.plot(x, mean, color=colour, label=f"{row.arm} ({len(runs)})", marker="o" if len(x) < 12 else None)
+        upper.plot(
+            x,
+            mean,
+            color=colour,
+            label=f"{row.arm} ({len(runs)})".replace("$", r"\$"),
+            marker="o" if len(x) < 12 else None,
+        )
         upper.fill_between(x, curves.min(axis=0), curves.max(axis=0), color=colour, alpha=0.15, linewidth=0)
         if base is None:
             base = (x, mean)

@@ -88,6 +88,8 @@ def main(arguments: list[str] | None = None) -> list[float]:
     if rest:
         raise SystemExit(f"--batch {s.batch} is no multiple of --micro_batch times the ranks, {s.micro_batch * ranks}")
 
+    if not Path(s.data).exists():
+        raise SystemExit(f"--data {s.data}: there is no such file or folder")
     kind = "bin" if Path(s.data).is_dir() else "text"
     corpus = load(DataConfig(kind=kind, path=s.data), Path(s.out) / "data")
     model = build(s.model, seed=derive_seed(s.seed, INITIAL), device=device)
@@ -110,6 +112,10 @@ def main(arguments: list[str] | None = None) -> list[float]:
     checkpoint, first, losses = Path(s.out) / "checkpoint.pt", 0, []
     if checkpoint.exists():
         saved = torch.load(checkpoint, map_location=device, weights_only=True)
+        free = ("out", "steps", "evaluate_every", "windows", "save_every")
+        for key, value in saved["settings"].items():
+            if value != getattr(s, key) and key not in free:
+                raise SystemExit(f"{checkpoint} was trained with --{key} {value}: resume with it, or set another --out")
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         first, losses = saved["step"], saved["losses"]
@@ -144,8 +150,9 @@ def main(arguments: list[str] | None = None) -> list[float]:
         if rank == 0:
             print(line, flush=True)
         if rank == 0 and ((step + 1) % s.save_every == 0 or step + 1 == s.steps):
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save({**state, "step": step + 1, "losses": losses}, checkpoint.with_suffix(".new"))
+            state: dict[str, Any] = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            state |= {"step": step + 1, "losses": losses, "settings": vars(s)}
+            torch.save(state, checkpoint.with_suffix(".new"))
             checkpoint.with_suffix(".new").replace(checkpoint)  # a run that is killed here leaves the older checkpoint
     if ranks > 1:
         dist.destroy_process_group()

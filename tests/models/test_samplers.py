@@ -245,10 +245,10 @@ def test_a_mixture_decides_about_the_sampled_weight() -> None:
 
 def test_bits_are_part_of_the_models_state_and_learn_with_it() -> None:
     model, twin = tiny("gpt2", layers=1), tiny("gpt2", layers=1, seed=2)
-    for each in (model, twin):
-        quantize(each, recipe("bf16", sampler={"kind": "gaussws"}))
+    quantizations = [quantize(each, recipe("bf16", sampler={"kind": "gaussws"})) for each in (model, twin)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(2):
+        quantizations[0].begin(step)
         model.loss(*batch(step)).backward()
         optimizer.step()
     bits = [m.bits for m in model.modules() if isinstance(m, QuantizedLinear) and m.bits is not None]
@@ -256,6 +256,8 @@ def test_bits_are_part_of_the_models_state_and_learn_with_it() -> None:
     assert all(float(b.detach().std()) > 0 for b in bits)
     assert sum(name.endswith("bit_scale") for name in model.state_dict()) == 4
     twin.load_state_dict(model.state_dict())
+    for quantization in quantizations:
+        quantization.begin(2)
     assert torch.equal(model.loss(*batch(5)), twin.loss(*batch(5)))
 
 

@@ -295,6 +295,122 @@ def test_attach_adds_the_gradient_of_the_penalty_once_for_each_update() -> None:
     assert float((bits[0] - 1).abs().max()) > 1e-3
 
 
+@pytest.mark.parametrize("how", ["closure", "scaled and fused", "looked at"])
+def test_the_penalty_is_added_whatever_the_optimizer_is_called_with(how: str) -> None:
+    bits = []
+    for penalty in (0.5, 0.0):
+        model, _, quantization = prepared("GPT2", sampler={"kind": "gaussws", "penalty": penalty})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=how == "scaled and fused")
+        quantization.attach(model, optimizer)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=how == "scaled and fused")
+
+        def closure(model: Any = model, optimizer: Any = optimizer, scaler: Any = scaler) -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model)
+            scaler.scale(loss).backward()
+            return loss
+
+        if how == "closure":
+            optimizer.step(closure)
+        else:
+            closure()
+            with torch.no_grad():
+                quantization.penalty()
+            scaler.step(optimizer)
+        scales = [layer.bit_scale for layer in quantization.layers if layer.bit_scale is not None]
+        bits.append(torch.cat([scale.detach().flatten() for scale in scales]))
+    # d/db of 0.5 · |b_t - target| / squares, times (init - target) = 2 and the rate 0.1, in a layer with 4 × 2 squares
+    assert float((bits[1] - bits[0]).max()) == pytest.approx(0.5 * 2 * 0.1 / 4, rel=0.3)
+
+
+def test_layers_whose_weight_the_model_reads_itself_are_named() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc1, self.dt_proj = nn.Linear(32, 32), nn.Linear(32, 32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc1(x) @ self.dt_proj.weight
+
+    model = Reads()
+    quantization = quantize(model, recipe(SQUARES))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    quantization.attach(model, optimizer)
+    model(normal(8, 32, seed=1)).sum().backward()
+    with pytest.warns(UserWarning, match="^dt_proj: never called"):
+        optimizer.step()
+    optimizer.step()  # a second warning would be an error
+
+
+class TwoExperts(nn.Module):
+    """Experts whose two parameters share one storage, and which uses them in a way that depends on `how`."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        memory = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+        self.w1, self.w3 = nn.Parameter(memory[0]), nn.Parameter(memory[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "stack":
+            return x @ torch.stack([self.w1[1].t(), self.w1[2].t()])[0]
+        if self.how == "einsum":
+            return torch.einsum("ti,oi->to", x, self.w1[1])
+        if self.how == "part":
+            return nn.functional.linear(x[:, :16], self.w1[1][:, :16])
+        return nn.functional.linear(x, self.w1[1]) + nn.functional.linear(x, self.w3[2])
+
+
+@pytest.mark.parametrize("how", ["stack", "einsum", "part", "linear"])
+def test_no_product_of_an_expert_stays_unquantized_in_silence(how: str) -> None:
+    model = nn.ModuleDict({"experts": TwoExperts(how)})
+    plain = TwoExperts("linear")
+    quantize(model, recipe("high", SQUARES, "high", "high", "high", "high", name="weights"))
+    x = normal(8, 32, seed=1)
+    if how != "linear":
+        with pytest.raises(RuntimeError, match="which fewbits cannot quantize"):
+            model["experts"](x)
+        return
+    with torch.no_grad():
+        for parameter in (plain.w1, plain.w3):
+            for matrix in parameter:
+                matrix.copy_(fake_quantize(matrix, SQUARES))
+        torch.testing.assert_close(model["experts"](x), plain(x))
+
+
+def test_shares_count_tied_weights_once_and_experts_by_the_tokens_that_they_read() -> None:
+    linear = nn.Linear(32, 32, bias=False)
+    tied = nn.Sequential(linear, nn.Sequential(linear), nn.Linear(32, 32, bias=False))
+    assert "100% of the parameters" in repr(quantize(tied, recipe(SQUARES)))
+    model = made("Mixtral")
+    quantization = quantize(model, recipe(SQUARES))
+    attention = 2 * 4 * 64 * 64
+    work = attention + 2 * (2 * 96 * 64 + 96 * 64) * 2  # two of four experts read a token
+    assert f"{work / (work + 2 * 4 * 64 + 128 * 64):.0%} of the FLOPs" in repr(quantization)
+
+
+def test_noise_that_would_be_the_same_in_every_step_is_an_error() -> None:
+    model, optimizer, quantization = prepared("GPT2")
+    for seen in range(2):
+        if seen:
+            with pytest.raises(RuntimeError, match="the step is unknown"):
+                loss_of(model)
+            with torch.no_grad():
+                loss_of(model)
+            quantization.begin(1)
+        loss_of(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_an_optimizer_without_the_bit_widths_is_named() -> None:
+    model = made("GPT2")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    quantization = quantize(model, Recipe(name="noise", sampler=_sampler()))
+    with pytest.warns(UserWarning, match="create it after quantize"):
+        quantization.attach(model, optimizer)
+
+
 def test_a_penalty_that_nobody_adds_is_a_warning_at_the_second_step() -> None:
     model, optimizer, quantization = prepared("GPT2", sampler={"kind": "gaussws", "penalty": 0.5})
     quantization.begin(0)

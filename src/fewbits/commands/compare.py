@@ -106,7 +106,9 @@ def _arms(words: Sequence[str], store: Path) -> list[Run]:
         raise ValueError(f"arm {missing[0]}: no run of it in {sweep.store} has losses yet; train it with fewbits sweep")
     trained = trained.drop_duplicates(["folder", "arm"])
     found = []
-    for name in names or dict.fromkeys(trained["arm"]):
+    parents = {Path(path).name for path in trained["branch.parent"].dropna()}
+    trunks = {*trained["arm"][trained["run"].isin(parents)]}  # without names, arms are compared, not their trunks
+    for name in names or [arm for arm in dict.fromkeys(trained["arm"]) if arm not in trunks]:
         rows = trained[trained["arm"] == name]
         several = [axis for axis in ("sweep", *sweep.axes) if rows[axis].astype(str).nunique() > 1]
         for row in rows.to_dict("records"):
