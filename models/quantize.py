@@ -215,7 +215,7 @@ class Quantization(Shared):
         """Tell whether an update has happened without the penalty that the recipe has."""
         return bool(
             (self.recipe.sampler.penalty and not self.penalised and not self._hooks)
-            and (updates() > self.updates and any(layer.sampler for layer in self.layers))
+            and (self.called and updates() > self.updates and any(layer.sampler for layer in self.layers))
         )
 
     def penalty(self) -> Tensor | None:

@@ -12,7 +12,7 @@ import json
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -64,9 +64,22 @@ class World:
 
 
 def planned(study: str, folder: Path, cache_folder: Path, *words: str) -> Plan:
-    """Return the plan of a study with small synthetic data. folder: contains the store; words: further overrides."""
+    """Return the plan of a study with small synthetic data. folder: contains the store; words: further overrides.
+
+    Axis values that differ in their kind of data get synthetic data with different seeds.
+    """
     where = (f"runtime.runs={folder / 'runs'}", f"runtime.cache={cache_folder}")
-    return plan(*load_sweeps((f"study={study}", *words, *SMALL, *where)))
+    sweeps, extra = load_sweeps((f"study={study}", *words, *SMALL, *where))
+    return plan([replace(sweep, axes=_synthetic(sweep.axes)) for sweep in sweeps], extra)
+
+
+def _synthetic(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _synthetic(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_synthetic(each) for each in value]
+    name = value.removeprefix("data=") if isinstance(value, str) else ""
+    return f"data.seed={['python', 'torch'].index(name)}" if name in ("python", "torch") and name != value else value
 
 
 def results(of: Plan, world: World) -> Results:

@@ -165,7 +165,7 @@ def test_what_the_paper_left_open_has_its_tables(plans: Callable[..., Plan]) -> 
 def test_text_and_batch_of_configuration_2_have_rows_of_their_own(plans: Callable[..., Plan]) -> None:
     """Check that arms that take only the text, or only the batch size, from configuration 2 have rows of their own.
 
-    The test has the same data for all texts, so trials with equal batch sizes are equal.
+    The texts of this test are synthetic and differ by their seeds.
     """
 
     def share(arm: str, configuration: str, block: int, part: str, slot: str, end: bool) -> float:
@@ -174,8 +174,9 @@ def test_text_and_batch_of_configuration_2_have_rows_of_their_own(plans: Callabl
     made = table(
         "Crossed", results(plans("scale=questions", "sweep=crossed", "seeds=[0,1]"), World(fallback=share, wobble=0.0))
     )
-    assert {row.title for row in made.rows} == {"configuration 2, text only", "configuration 2, batch only"}
-    for row in made.rows:
+    own = [row for row in made.rows if row.title.endswith("only")]
+    assert {row.title for row in own} == {"configuration 2, text only", "configuration 2, batch only"}
+    for row in own:
         assert mean(cell(made, row.title, "Tensors in BF16")) == pytest.approx(25), "one of the four parts falls back"
 
 
