@@ -102,7 +102,8 @@ class Match:
 
     def __str__(self) -> str:
         conditions = {name: value for name, value in vars(self).items() if value}
-        return ", ".join(f"{name} {value}" for name, value in conditions.items())
+        texts = {name: " or ".join(value) if isinstance(value, tuple) else value for name, value in conditions.items()}
+        return ", ".join(f"{name} {text}" for name, text in texts.items())
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,11 @@ has a difference, but no interval: the noise between seeds is unknown.
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from html import escape
 from itertools import cycle
 from pathlib import Path
@@ -32,6 +31,8 @@ from fewbits.analysis.engine.statistics import (
     extra_tokens,
     relative_slope,
 )
+from fewbits.analysis.figures.theme import BASELINE, STYLES, draw_figure, in_both_themes, svg
+from fewbits.analysis.report.items import FigureResult
 from fewbits.common.wording import flat
 from fewbits.experiments.identity import all_settings
 from fewbits.experiments.storage.run_folder import saved_trial
@@ -356,9 +357,13 @@ HEADER = ("arm", "seeds", "loss", "difference", "95 % interval", "p", "extra tok
 
 def figure(comparison: Comparison) -> Figure:
     """Draw the losses of the arms and, below, their differences from the baseline, with the range of the seeds."""
+    return draw_figure(FigureResult(partial(_draw, comparison)))
+
+
+def _draw(comparison: Comparison) -> Figure:
     drawn = Figure(figsize=(7.5, 6), layout="constrained")
     upper, lower = drawn.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    colours = cycle(("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"))
+    colours = cycle(style.shade for style in (BASELINE, *STYLES))
     held_out = comparison.measure == "held-out loss"
     base: tuple[Any, Any] | None = None
     for row, colour in zip(comparison.rows, colours, strict=False):
@@ -387,9 +392,6 @@ def figure(comparison: Comparison) -> Figure:
     lower.set_ylabel("difference, nats")
     lower.set_xlabel("tokens" if all(run.settings for run in comparison.runs) else "tokens or steps")
     upper.legend(frameon=False, title="arm (runs); shaded: range of the seeds")
-    for axes in (upper, lower):
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
     return drawn
 
 
@@ -401,9 +403,7 @@ def _smooth(points: Points) -> Points:
 
 def page(comparison: Comparison) -> str:
     """Return a page that stands alone, with the table, the figure and the settings that differ."""
-    image = io.StringIO()
-    figure(comparison).savefig(image, format="svg")
-    data = base64.b64encode(image.getvalue().encode()).decode()
+    image = in_both_themes(svg(figure(comparison)))
     rows = [texts(row) for row in comparison.rows]
     keys, values = comparison.settings.index, comparison.settings.to_numpy()
     cells = [(key, *row) for key, row in zip(keys, values, strict=True)]
@@ -413,10 +413,11 @@ def page(comparison: Comparison) -> str:
         f"<p>{escape(comparison.measure)}. Differences and intervals in nats, against {escape(rows[0][0])}.</p>",
         *(f"<p><b>{escape(remark)}</b></p>" for remark in comparison.remarks),
         _html_table(HEADER, rows),
-        f'<img alt="losses and differences" src="data:image/svg+xml;base64,{data}">',
+        image,
         *([f"<h2>Settings that differ</h2>{settings}"] if len(keys) else []),
     ]
-    style = "body{font:15px system-ui;max-width:60em;margin:2em auto;padding:0 1em}img{width:100%;background:#fff}"
+    style = "body{font:15px system-ui;max-width:60em;margin:2em auto;padding:0 1em}:root{color-scheme:light dark}"
+    style += "svg{width:100%;height:auto}"
     style += "table{border-collapse:collapse;display:block;overflow-x:auto}td,th{padding:.2em .7em;text-align:left}"
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><style>{style}</style>'
     body = "".join(parts)

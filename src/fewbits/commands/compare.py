@@ -42,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
 
     import pandas as pd
 
+    from fewbits.analysis.figures.theme import png
     from fewbits.analysis.tidy import compare
 
     runs = _runs(options.words, options.runs, options.loss)
@@ -49,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     rows = [compare.texts(row) for row in comparison.rows]
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "comparison.html").write_text(compare.page(comparison), "utf-8")
-    compare.figure(comparison).savefig(options.out / "comparison.png", dpi=150)
+    (options.out / "comparison.png").write_bytes(png(compare.figure(comparison)))
     pd.DataFrame(rows, columns=list(compare.HEADER)).to_csv(options.out / "comparison.csv", index=False)
     if options.json:
         print_json([dict(zip(compare.HEADER, row, strict=True)) for row in rows])

@@ -150,13 +150,16 @@ def _operands(recipe: Recipe) -> dict[str, str]:
 def _fields(recipe: Recipe) -> dict[str, Any]:
     """Return the fields of a recipe except the operands."""
     fields = recipe.to_dict()
-    return {key: fields[key] for key in ("execute", "keep", "sampler", "switch")}
+    return {key: fields[key] for key in ("execute", "keep", "rules", "sampler", "switch")}
 
 
 def _entry(name: str, recipe: Recipe) -> str:
     """Return the lines about a recipe: quantizers, and what differs from quantizing all layers from the first step."""
     keep, sampler, switch = recipe.keep, recipe.sampler, recipe.switch
     lines = [name, *textwrap.wrap(recipe.about, WIDTH - 2), *_slot_lines(recipe)]
+    for rule in recipe.rules:
+        slots = ", ".join(f"{slot} {text}" for slot, text in rule.slots.items())
+        lines.append(f"layers with {rule.match}: {slots}")
     ends = (("first", keep.first), ("last", keep.last))
     layers = [f"the {end} {f'{count} blocks' if count > 1 else 'block'}" for end, count in ends if count]
     if layers := [*layers, *keep.parts, *keep.names]:
