@@ -1,8 +1,6 @@
 // Converts elements to values or codes: eight ordinary elements at once, all others one by one.
 #pragma once
 #include "codes.cuh"
-#include "drawn.cuh"
-#include "errors.cuh"
 #include "remade.cuh"
 #include "strip.cuh"
 

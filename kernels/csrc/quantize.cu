@@ -135,7 +135,8 @@ template <class D> FB_D void quantize_strip(const Call &call) {
 }
 
 // Compute the largest magnitude of each column of a tile: over a thread's rows in registers, over a warp by shuffles,
-// over the tile in shared memory. Then one thread per column raises the amax of the column's block to it.
+// over the tile in shared memory. Then one thread per column raises the amax of the column's block to it. A second call
+// needs no barrier before it: a thread that clears a column's maximum is the one that read it last.
 template <class D> FB_D void measure_columns(const Request &r, const Tile &t, const Vector<D> (&x)[SLOTS]) {
   __shared__ uint32_t tops[2 * SLOTS * WIDTH];  // the columns of the widest tile
   const int lanes = shape().lanes, tile_cols = lanes * WIDTH, own = t.thread % lanes * WIDTH;
@@ -156,7 +157,6 @@ template <class D> FB_D void measure_columns(const Request &r, const Tile &t, co
   for (int c = t.thread; c < tile_cols; c += shape().threads)
     if (first_col + c < t.cols)
       atomicMax(&r.block_amax[r.blocks.at(first_row, first_col + c)], bits(D::widen(typename D::Storage(tops[c]))));
-  __syncthreads();  // before the shared memory is written again
 }
 
 // Raise the amax of each group to the finite amaxes of its blocks; a group is a row of blocks (or, if `down`, a

@@ -2,10 +2,7 @@
 // corrects the scale.
 #pragma once
 #include "blocks.cuh"
-#include "drawn.cuh"
 #include "rotate.cuh"
-#include "slots.cuh"
-#include "sums.cuh"
 
 namespace fb {
 

@@ -1,9 +1,9 @@
-// Compare relative errors |x - y| / x, which errors.cuh computes by a reciprocal and a correction, with a true
+// Compare relative errors |x - y| / x, which arithmetic.cuh computes by a reciprocal and a correction, with a true
 // division. The GPU's instruction may return any reciprocal within one unit in the last place, so all of these are
 // tried. The functions return the number of differences.
 #include "simt.h"
 
-#include "errors.cuh"
+#include "arithmetic.cuh"
 
 using namespace fb;
 

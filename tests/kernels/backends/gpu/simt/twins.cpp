@@ -1,7 +1,7 @@
 // The C++ code that replaces GPU instructions in the emulator, applied to arrays of n elements.
 #include "simt.h"
 
-#include "drawn.cuh"
+#include "arithmetic.cuh"
 
 extern "C" void widen_fp16(int n, const uint16_t *from, float *to) {
   for (int i = 0; i < n; i++) to[i] = fb::Fp16::widen(from[i]);
@@ -22,7 +22,8 @@ extern "C" void add_toward_zero(int n, const float *a, const float *b, float *to
   for (int i = 0; i < n; i++) to[i] = __fadd_rz(a[i], b[i]);
 }
 
-// Compare functions of drawn.cuh with the slower ones that they replace: to[i] is 1 if results for element i differ.
+// Compare functions of arithmetic.cuh with the slower ones that they replace: to[i] is 1 if results for element i
+// differ.
 extern "C" void different_draws(int n, const int64_t *index, const int64_t *seed, uint8_t *to) {
   for (int i = 0; i < n; i++) {
     const fb::Words a = fb::wide_philox(uint64_t(index[i]), fb::ROUND_HIGH, uint64_t(seed[i]));
