@@ -13,9 +13,8 @@ from torch import Tensor
 
 from fewbits import Format, Quantizer, encode, fake_quantize
 from fewbits.kernels import scalings
-from fewbits.kernels.quantizer import HADAMARD_SIZES
 from tests.effort import DEEP, examples
-from tests.kernels.inputs import DTYPES, FINITE, KINDS, ODD, assert_same, generator, make
+from tests.kernels.inputs import DTYPES, FINITE, KINDS, ODD, assert_same, make
 
 ELEMENTS = ("e4m3", "e5m2", "e2m1", "e3m2", "e2m3", "e3m4")
 SCALINGS = tuple(name for name, row in scalings.SCALINGS.items() if row.stored and not row.formats)  # for all formats
@@ -123,18 +122,6 @@ def test_a_block_of_zeros_stays_zero_beside_others(x: Tensor, element: str, scal
 def test_square_blocks_commute_with_transposition(scaling: str, x: Tensor, element: str, block: str) -> None:
     q = f"{element}:{block}:{scaling}"
     assert_same(fake_quantize(x.t(), q), fake_quantize(x, q).t(), q)
-
-
-def test_blocks_along_a_row_do_not_commute_with_transposition() -> None:
-    """Check that quantizing a weight along axis -1 or 0 gives different values with 1x16 blocks, but not with 16x16.
-
-    The difference is 13 % of the weight's norm. A layer multiplies by both quantized weights, so NVFP4's recipe
-    quantizes weights in squares, for which they are equal.
-    """
-    w = torch.randn(1024, 1024, generator=generator(0))
-    along, down = (fake_quantize(w, "e2m1:1x16:nvfp4", axis=axis) for axis in (-1, 0))
-    assert float((along - down).norm() / w.norm()) == pytest.approx(0.130, abs=5e-4)
-    assert_same(fake_quantize(w, "e2m1:16x16:nvfp4"), fake_quantize(w, "e2m1:16x16:nvfp4", axis=0))
 
 
 @examples(400)
@@ -271,45 +258,6 @@ def test_statistics_are_called_what_they_are() -> None:
     assert float(stats.error_sum) == pytest.approx(float(errors.clamp(max=1).double().sum()))
     assert float(stats.error) == float(stats.error_sum) / int(stats.nonzeros)
     assert float(stats.amax) == 7.5
-
-
-# Rotation: `fp32:rhtN` rotates and rounds nothing
-
-
-@pytest.mark.parametrize(("size", "signs"), [*product(HADAMARD_SIZES, ("none", "0", "12345678901234567")), (16, "te")])
-def test_rotating_both_operands_leaves_products_as_they_are(size: int, signs: str) -> None:
-    """Check that rotating both operands does not change their product: (A·S·H)·(B·S·H)ᵀ = A·Bᵀ (NVFP4 eq. 6).
-
-    S is the diagonal matrix of signs, H the Hadamard matrix. Lengths that are no multiple of H's size are tested, too.
-    """
-    q = f"fp32:rht{size}:signs={signs}"
-    for length in (1, 2, 3, size - 1, size, size + 1, 2 * size, 5 * size + size // 2 + 1, 333):
-        a, b = make("normal", (9, length), seed=size), make("lognormal", (7, length), seed=length)
-        b = b / b.norm(dim=1, keepdim=True)
-        want = a.double() @ b.double().t()
-        along = fake_quantize(a, q).double() @ fake_quantize(b, q).double().t()
-        torch.testing.assert_close(along, want, rtol=0, atol=3e-6 * float(a.norm(dim=1).max()))
-        down = fake_quantize(a.t(), q, axis=0).double().t() @ fake_quantize(b.t(), q, axis=0).double()
-        torch.testing.assert_close(down, want, rtol=0, atol=3e-6 * float(a.norm(dim=1).max()))
-
-
-def crest(x: Tensor) -> Tensor:
-    """Return (largest magnitude) / (root mean square) of each chunk of 16 values."""
-    chunks = x.view(-1, 16)
-    return chunks.abs().amax(1) / chunks.square().mean(1).sqrt()
-
-
-def test_signs_keep_a_constant_from_becoming_one_spike() -> None:
-    """Check that signs keep a rotation from turning 16 equal values into one large value and 15 zeros.
-
-    So the crest (largest magnitude / root mean square) is √16 = 4 without signs, and 2 with signs.
-    """
-    ones = torch.ones(4, 64)
-    assert_same(crest(fake_quantize(ones, "fp32:rht16:signs=none")), torch.full((16,), 4.0))
-    assert_same(crest(fake_quantize(ones, "fp32:rht16")), torch.full((16,), 2.0))
-    nearly = 1 + torch.randn(512, 512, generator=generator(0)) / 30
-    assert float(crest(fake_quantize(nearly, "fp32:rht16:signs=none")).mean()) == pytest.approx(3.998, abs=1e-3)
-    assert float(crest(fake_quantize(nearly, "fp32:rht16")).mean()) == pytest.approx(2.02, abs=5e-3)
 
 
 # Storage cost

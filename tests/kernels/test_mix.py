@@ -280,27 +280,6 @@ def test_a_finite_decision_block_stays_finite_beside_one_that_is_not(backend: st
     assert_same(mix(x, text)[0], x)
 
 
-def test_channels_down_the_rows_are_channels_of_the_transpose(backend: str) -> None:
-    x = make("squared relu", (70, 50))
-    for block in ("channel", "1x16"):
-        _, stats = fake_quantize(x, f"e4m3:{block}:gam", axis=0, stats="block")
-        text = f"e4m3:{block}:gam @ error<{float(stats.error.median())} | bf16 ; per=block"
-        values, choice = mix(x, text, axis=0)
-        turned, turned_choice = mix(x.t(), text)
-        assert_same(values, turned.t())
-        assert_same(choice, turned_choice.t())
-        assert 0 < int(choice.sum()) < choice.numel()
-
-
-def test_square_mixtures_commute_with_transposition() -> None:
-    """Check that a tensor and its transpose get the same values and choices."""
-    x = make("lognormal", (300, 200))
-    for text in (TENSOR_LEVEL, TWO_WAY, THREE_WAY):
-        (values, choice), (turned, turned_choice) = mix(x, text), mix(x.t(), text)
-        assert_same(turned, values.t())
-        assert_same(turned_choice, choice.t())
-
-
 @pytest.mark.parametrize("text", MIXTURES)
 def test_nothing_mixes_to_nothing(backend: str, text: str) -> None:
     """Check matrices without elements: the result has their shape, and its statistics are 0."""

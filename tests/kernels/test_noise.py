@@ -14,7 +14,6 @@ from fewbits import gaussian_noise, sample_weight, uniform_noise, unpack_noise
 from fewbits.kernels.backends import build, reference
 from fewbits.kernels.backends import cpu as cpu_module
 from fewbits.kernels.backends.cpu import BACKEND as cpu
-from tests.effort import DEEP
 from tests.kernels.backends.gpu.device_checks import Checks
 from tests.kernels.inputs import DTYPES, FINITE, ODD, assert_same, generator, grad_of, make
 
@@ -87,40 +86,6 @@ def test_a_nibble_is_sign_and_magnitude() -> None:
     assert unpack_noise(words, 3).tolist() == [1, 2, -1]
 
 
-def test_gaussian_noise_has_the_distribution_of_equation_10() -> None:
-    """Compare 2^22 draws by χ² with the probabilities of −2 to 2: 96, 9189, 46966, 9189 and 96 of 65536."""
-    expected = torch.tensor([96, 9189, 46966, 9189, 96]).double() / 65536
-    count = 1 << 22
-    for seed in SEEDS[:: 1 if DEEP else 4]:
-        values = unpack_noise(gaussian_noise(count, seed))
-        observed = torch.bincount(values.long() + 2, minlength=5).double()
-        chi_square = float(((observed - expected * count).square() / (expected * count)).sum())
-        assert chi_square < 25  # with 4 degrees of freedom, a larger value has the probability 1 / 20,000
-        assert float(values.double().var()) == pytest.approx(0.292145, abs=1.5e-3)
-
-
-def test_every_nibble_of_a_word_has_it() -> None:
-    """Check the share of non-zero values in each nibble of a word, because a wrong shift affects only some nibbles."""
-    values = unpack_noise(gaussian_noise(1 << 22, 7)).view(-1, 8)
-    shares = (values != 0).double().mean(0).tolist()
-    assert shares == pytest.approx([1 - 46966 / 65536] * 8, abs=5 * math.sqrt(0.2 / len(values)))
-
-
-def test_uniform_noise_is_uniform() -> None:
-    """Check the mean, the standard deviation and a histogram of 2^20 draws.
-
-    The histogram has 64 bins and is compared by χ² with that of 65536 equally likely values, rounded to bf16.
-    """
-    r = uniform_noise(1 << 20, 3)
-    equally = ((torch.arange(65536) + 0.5) / 65536 - 0.5).bfloat16()
-    expected = torch.histc(equally.double(), 64, -0.5, 0.5) * len(r) / 65536
-    observed = torch.histc(r.double(), 64, -0.5, 0.5)
-    assert float(observed.sum()) == len(r)
-    assert float(((observed - expected).square() / expected).sum()) < 63 + 5 * math.sqrt(2 * 63)
-    assert float(r.double().mean()) == pytest.approx(0, abs=5 * math.sqrt(1 / 12 / len(r)))
-    assert float(r.double().std()) == pytest.approx(1 / math.sqrt(12), abs=1e-3)
-
-
 @pytest.mark.parametrize("noise", NOISES)
 def test_seeds_and_elements_are_independent(noise: Noise) -> None:
     r = noise_of((1, 1 << 20), 1, noise)[0]
@@ -187,18 +152,6 @@ def test_a_weight_that_is_nan_gives_nan_whatever_its_bits(noise: Noise, pattern:
 
 
 @pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("block", [32, 16, 1])
-def test_a_sampled_weight_is_equation_3(noise: Noise, block: int) -> None:
-    w = make("lognormal", (70, 45))
-    bits = bits_for(w, block)
-    got = sample_weight(w, bits, 5, noise=noise, block=block, dtype=torch.float32)
-    want = composed(w.double(), bits.double(), noise_of((70, 45), 5, noise), block)
-    # The noise is rounded three times, the sum once.
-    assert ((got.double() - want).abs() <= 2.0**-24 * (3 * (want - w).abs() + want.abs())).all()
-    assert sample_weight(w, bits, 5, noise=noise, block=block).dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("shape", [(70, 45), (64, 64), (5, 3), (1, 100)])
 def test_gradients_are_those_of_autograd_with_constant_maxima(noise: Noise, shape: tuple[int, int]) -> None:
     """Compare the gradients of the weight and of the bit widths with autograd's for GaussWS eq. 3.
@@ -215,21 +168,6 @@ def test_gradients_are_those_of_autograd_with_constant_maxima(noise: Noise, shap
     assert_same(grad_of(w), grad)
     scale = float(grad_of(exact_b).abs().max())
     torch.testing.assert_close(grad_of(bits).double(), grad_of(exact_b), rtol=1e-5, atol=2e-6 * scale)
-
-
-def test_a_gradient_by_differences_agrees() -> None:
-    """Compare the gradient of the bit widths with finite differences of the sampled weight, which need no formula."""
-    w, step = make("normal", (40, 40)), 2.0**-8
-    bits, grad = bits_for(w, high=5), torch.randn(40, 40, generator=generator(3)).double()
-    parameter = bits.clone().requires_grad_()
-    sample_weight(w, parameter, 2, dtype=torch.float32).backward(grad.float())
-    for i, j in product(range(2), range(2)):
-        up, down = bits.clone(), bits.clone()
-        up[i, j] += step
-        down[i, j] -= step
-        difference = sample_weight(w, up, 2, dtype=torch.float32) - sample_weight(w, down, 2, dtype=torch.float32)
-        slope = float((difference.double() * grad).sum()) / (2 * step)
-        assert float(grad_of(parameter)[i, j]) == pytest.approx(slope, rel=1e-3, abs=1e-3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -256,37 +194,6 @@ def test_a_square_of_zeros_gets_no_noise() -> None:
     w = torch.randn(64, 64)
     w[:32, 32:] = 0
     assert not sample_weight(w, torch.full((2, 2), 3.0), 1)[:32, 32:].any()
-
-
-# Lemma 1 of GaussWS: for weights on the grid of bf16, noise of b_t < m + 2 = 9 bits never vanishes in the cast
-
-
-def survival(bits: float, w: Tensor) -> float:
-    """Return the share of elements with R ≠ 0 whose sampled weight, after the cast to bf16, differs from the weight."""
-    r = noise_of((w.shape[0], w.shape[1]), 3, "gaussian")
-    grid = torch.full([-(-n // 32) for n in w.shape], bits)
-    return float((sample_weight(w, grid, 3) != w.bfloat16())[r != 0].double().mean())
-
-
-@pytest.mark.parametrize("bits", [2.0, 4.0, 6.0, 8.0, 8.5, 8.99])
-def test_noise_below_nine_bits_survives_in_bf16(bits: float) -> None:
-    w = torch.randn(256, 256, generator=generator(0)).bfloat16().float()
-    assert survival(bits, w) == 1
-    assert survival(bits, torch.ones(64, 64)) == 1
-
-
-def test_noise_of_nine_bits_ties_back_to_a_power_of_two() -> None:
-    """Check that noise R of 9 bits on the weight 1 is lost in the cast to bf16 if R = 1, but not if R is −1 or 2.
-
-    1 + 2^-8 is halfway between two bf16 values and rounds to the even one, 1; 1 − 2^-8 and 1 + 2^-7 are bf16 values.
-    """
-    w = torch.ones(256, 256)
-    r = noise_of((256, 256), 3, "gaussian")
-    changed = sample_weight(w, torch.full((8, 8), 9.0), 3) != 1
-    assert not changed[r == 1].any()
-    assert changed[r == -1].all()
-    assert changed[r == 2].all()
-    assert survival(12.0, w) == 0
 
 
 @needs_compiler

@@ -23,7 +23,6 @@ from fewbits.analysis.figures.theme import (
     STYLES,
     WIDTH,
     Theme,
-    _compact,
     draw_figure,
     in_both_themes,
     ink,
@@ -113,12 +112,6 @@ def shown(both: str, theme: int) -> str:
     assert style
     colours = dict(one.split(":") for one in style[theme + 1].split(";"))
     return re.sub(r"var\((--\d+)\)", lambda found: colours[found[1]], both.replace(style[0], ""))
-
-
-@pictures
-def test_files_have_the_same_bytes_each_time(picture: FigureResult) -> None:
-    """Check SVG; tests of reports compare PNG files, too."""
-    assert svg(draw_figure(picture)) == drawn(picture)
 
 
 @pictures
@@ -233,8 +226,3 @@ def test_an_svg_has_coordinates_to_a_hundredth_and_its_texts_as_written() -> Non
     assert any("." in path for path in paths)
     assert not re.search(r"\b[1-9]\d*\.\d{3}", " ".join(paths))
     assert "0.0009126  and 17.03125" in {found.text for found in root.iter("{http://www.w3.org/2000/svg}text")}
-
-
-def test_a_short_path_draws_the_same_lines_and_curves() -> None:
-    long = '<svg x="1"><path d="M 0 0 L 1 1 L 2 2 Q 3 3 4 4 L 5 5 z M 1e-05 1 L 2 2 "/></svg>'
-    assert ' d="M0 0 1 1 2 2Q3 3 4 4L5 5zM1e-05 1 2 2"' in _compact(long)

@@ -3,20 +3,14 @@
 The registry has the paper's tables and figures in the paper's order, then ours.
 """
 
-import os
-from pathlib import Path
-
 import pytest
-from matplotlib.figure import Figure
 
 from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.engine.statistics import Interval
-from fewbits.analysis.report.items import FigureResult, TableCell, TableResult, TableRow, Value
+from fewbits.analysis.report.items import TableCell, TableResult, TableRow, Value
 from fewbits.analysis.report.registry import StudyRegistry, study_registry
-from fewbits.sweeps.planning.plan import Plan
-from tests.forked_python import run_python
 from tests.messages import naming
 
 
@@ -62,31 +56,11 @@ def test_what_the_paper_has_not_needs_a_title_and_nothing_is_there_twice() -> No
 
 
 STUDIES = ("mor", "nvfp4", "gaussws", "primer")
-MISSING = """
-import os, sys
-import pandas, scipy.stats, torch  # not ours, imported once for all
-for study in sys.argv[1:]:
-    if not os.fork():
-        from fewbits.analysis.report.registry import study_registry
-        registry = study_registry(study)
-        made = {entry.id for entry in (*registry.tables, *registry.figures)}
-        print(study, sorted({*registry.table_ids, *registry.figure_ids} - made), flush=True)
-        os._exit(0)
-    os.wait()
-"""
 
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_studies_are_complete(study: str) -> None:
     assert missing(study_registry(study)) == set()
-
-
-@pytest.mark.deep
-def test_studies_are_complete_without_anybody_importing_their_modules(tmp_path: Path) -> None:
-    """Check that each study's registry is complete in a new process that has imported no other module of fewbits."""
-    done = run_python(["-c", MISSING, *STUDIES], folder=tmp_path, environment=os.environ)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"{study} []" for study in STUDIES]
 
 
 def test_a_value_keeps_its_interval_and_notes() -> None:
@@ -118,19 +92,3 @@ def test_a_tables_frame_has_the_papers_number_ours_and_the_reason_where_there_is
     assert channel["note"] == "not run at this scale (x)"
     assert all(frame[name].dtype == float for name in ("paper", "ours", "difference", "low", "high"))
     assert frame["ours"].isna().to_list() == [False, True]
-
-
-def test_a_figure_is_drawn_when_it_is_asked_for() -> None:
-    drawn = []
-
-    def draw() -> Figure:
-        drawn.append(True)
-        return Figure()
-
-    registry = StudyRegistry("mor")
-    registry.add_figure("Figure 5", lambda results: FigureResult(draw, ("aa",)))
-    (entry,) = registry.figures
-    made = entry.make(Results(Plan((), (), {})))
-    assert isinstance(made, FigureResult)
-    assert not drawn
-    assert isinstance(made.draw(), Figure)

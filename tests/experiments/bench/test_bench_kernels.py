@@ -219,14 +219,6 @@ def _first(result: Any) -> torch.Tensor:
     return result[0] if isinstance(result, tuple) else result
 
 
-def test_the_case_of_float32_rounds_values_that_are_not_bfloat16() -> None:
-    (case,) = (case for case in CASES if case.dtype == torch.float32)
-    x = torch.randn(64, 64)
-    y: Any = case.call(x)
-    assert not torch.equal(y, x)
-    assert torch.equal(y, y.bfloat16().float())
-
-
 @pytest.mark.parametrize(
     ("case", "traffic"),
     [

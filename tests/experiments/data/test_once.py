@@ -146,17 +146,6 @@ def test_every_frequent_context_shows_the_same_probabilities_in_its_own_order(co
     assert len(favourites) > 5
 
 
-def test_out_of_domain_is_another_language_and_validation_the_same(corpus: Corpus) -> None:
-    def pairs(split: str) -> set[int]:
-        """Return the 30 most frequent pairs of bytes."""
-        tokens = corpus.splits[split].astype(np.int64)
-        return {pair for pair, _ in Counter((tokens[:-1] * 256 + tokens[1:]).tolist()).most_common(30)}
-
-    assert len(pairs("train") & pairs("validation")) > 20
-    assert len(pairs("train") & pairs("ood")) < 10
-    assert not np.array_equal(corpus.splits["train"][:1000], corpus.splits["validation"][:1000])
-
-
 def test_a_seed_is_a_language(corpus: Corpus, tmp_path: Path) -> None:
     again = load(DataConfig(kind="synthetic", size=SIZE, seed=4), tmp_path)
     assert again.fingerprint == corpus.fingerprint

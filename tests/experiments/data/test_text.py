@@ -100,23 +100,6 @@ def test_both_corpora_have_the_same_prose_and_name_their_versions(python: Corpus
     assert facts["source.torch"] == torch.__version__
 
 
-def test_nothing_comes_from_tests_or_from_installed_packages(python: Corpus) -> None:
-    train = python.splits["train"].tobytes()
-    assert train.count(b"class TestCase(") <= 1
-    assert b"import torch\n" not in train
-
-
-def test_the_second_time_nothing_is_made(python: Corpus, cache: Path) -> None:
-    def times() -> dict[Path, int]:
-        """Return when each file of `python` was written; other tests may write other corpora into the cache."""
-        return {path: path.stat().st_mtime_ns for path in cache.glob(f"{python.folder.path.name}*/*.bin")}
-
-    before = times()
-    assert len(before) == len(python.splits)
-    assert load(DataConfig(), cache).fingerprint == python.fingerprint
-    assert times() == before
-
-
 # Documents from sources
 
 

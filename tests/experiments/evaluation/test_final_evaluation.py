@@ -22,27 +22,12 @@ from tests.experiments.data.data_inputs import bin_folder
 from tests.experiments.evaluation.evaluation_inputs import toy_tasks
 
 SUBWORDS = ["data.tokenizer=bpe:512", "data.size=200000"]
-TEXT = "def naïve(x):\n    return '<|endoftext|>' * x  # 日本\n"
 
 
 def overrides(*more: str) -> list[str]:
     sizes = {"model.layers": 1, "training.steps": 2, "training.batch": 2, "training.micro_batch": 2}
     sizes |= {"training.length": 64, "evaluation.windows": 2}
     return [*(f"{key}={value}" for key, value in sizes.items()), *more]
-
-
-@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:512"])
-def test_a_corpus_of_text_encodes_and_decodes_with_its_own_tokenizer(cache: Path, tokenizer: str) -> None:
-    corpus = load(DataConfig(tokenizer=tokenizer, size=200000), cache)
-    found = saved_tokenizer(corpus.folder)
-    assert found is not None
-    tokens = found.encode([TEXT])[0].tolist()
-    assert found.decode(tokens) == TEXT
-    assert corpus.folder.meta.separator not in tokens
-    assert max(tokens) < corpus.vocab
-    assert (len(tokens) < len(TEXT.encode())) == (tokenizer != "bytes")
-    document = next(corpus.documents("validation")).tolist()
-    assert found.encode([found.decode(document)])[0].tolist() == document
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe:512"])

@@ -95,25 +95,6 @@ def test_a_gradient_need_not_be_contiguous() -> None:
     assert torch.equal(*results)
 
 
-def test_its_state_dict_goes_on_bit_identically() -> None:
-    grads = gradients((ROWS, COLS), steps=8)
-    straight, stopped, resumed = (nn.Parameter(start((ROWS, COLS))) for _ in range(3))
-    whole = train(adam_mini(straight, (6,) * 4), straight, grads)
-    first = adam_mini(stopped, (6,) * 4)
-    train(first, stopped, grads[:3])
-    second = adam_mini(resumed, (6,) * 4)
-    second.load_state_dict(first.state_dict())
-    resumed.data.copy_(stopped.data)
-    assert torch.equal(train(second, resumed, grads[3:]), whole)
-
-
-def test_it_keeps_one_number_per_part_in_place_of_a_matrix() -> None:
-    param = nn.Parameter(torch.zeros(512, 256))
-    optimizer = adam_mini(param, (64,) * 8)
-    train(optimizer, param, [torch.ones(512, 256)])
-    assert sum(value.numel() for value in optimizer.state[param].values()) == 512 * 256 + 8 + 1
-
-
 def test_a_parameter_without_a_gradient_stays_as_it_is() -> None:
     param = nn.Parameter(torch.ones(4, 4))
     adam_mini(param, "tensor").step()

@@ -216,17 +216,6 @@ def test_a_folder_that_cannot_be_written_is_named_with_what_to_set(
             build.build()
 
 
-def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = tmp_path / "compiler"
-    compiler.write_text("#!/bin/sh\necho no room on the disk\nexit 3\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    monkeypatch.setenv("FEWBITS_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(build.BuildError, match=r"failed with status 3:\nno room on the disk"):
-        build.build()
-    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
-
-
 def put_in_its_place(library: Path, content: bytes) -> None:
     """Replace the library by a new file, because a change of the file that this process has mapped would kill it."""
     library.unlink()
