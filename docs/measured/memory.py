@@ -51,7 +51,7 @@ def peak(ranks: int, overrides: tuple[str, ...]) -> int:
 
 
 def estimated(ranks: int, overrides: tuple[str, ...]) -> Memory:
-    return estimate(load_trial(overrides)[0], ranks)
+    return estimate(load_trial(overrides)[0], ranks, "cpu")
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from fewbits.experiments.optimization.precision import DTYPES
 from fewbits.experiments.trial import Trial
-from fewbits.models.networks.decoder import LOGITS_AT_ONCE, Block, Decoder, DecoderConfig
+from fewbits.models.networks.decoder import Block, Decoder, DecoderConfig, logits_at_once
 from fewbits.models.networks.partition import adam_mini_partition
 from fewbits.models.networks.registry import on_meta
 from fewbits.models.quantize import quantize
@@ -55,8 +55,8 @@ class Memory:
         return sum(astuple(self))
 
 
-def estimate(trial: Trial, ranks: int = 1) -> Memory:
-    """Return the estimated memory that a trial needs on each of its ranks."""
+def estimate(trial: Trial, ranks: int = 1, device: str = "cuda") -> Memory:
+    """Return the estimated memory that a trial needs on each of its ranks; device: the kind of device, cpu or cuda."""
     t, dtype, shared = trial.training, DTYPES[trial.training.dtype], ranks == 1
     model = _on_meta(trial.model, trial.recipe, dtype)
     parameters = dict(model.named_parameters())
@@ -65,6 +65,8 @@ def estimate(trial: Trial, ranks: int = 1) -> Memory:
     linear = [_bytes(m.weight for m in block.modules() if isinstance(m, nn.Linear)) for block in model.blocks]
     several = t.batch // (t.micro_batch * ranks) > 1 and not t.reduce_each
     saved = _saved(trial.model, trial.recipe, dtype, t.micro_batch, t.length)
+    logits = min(logits_at_once(device), t.micro_batch * t.length * trial.model.vocab)
+    outside = saved.outside + 2 * logits * (FP32 if device == "cpu" else dtype.itemsize)  # 2: and their gradient
     copies = (2 if trial.recipe.operands else 1) * dtype.itemsize
     return Memory(
         weights=sum(own.values()),
@@ -72,7 +74,7 @@ def estimate(trial: Trial, ranks: int = 1) -> Memory:
         states=_states(trial, own),
         gathered=0 if shared else 2 * (everything - sum(blocks)) + 4 * max(blocks),
         quantized=(sum(linear) if shared else max(linear)) // FP32 * copies,
-        activations=saved.outside + (saved.inputs + max(saved.blocks) if t.recompute else sum(saved.blocks)),
+        activations=outside + (saved.inputs + max(saved.blocks) if t.recompute else sum(saved.blocks)),
     )
 
 
@@ -124,7 +126,7 @@ class _Saved:
 
     inputs: int  # the inputs of all blocks
     blocks: tuple[int, ...]  # tensors saved inside each block
-    outside: int  # tensors saved in the embedding, the last norm and the loss
+    outside: int  # tensors saved in the embedding and the last norm
 
 
 @lru_cache(4)  # `least_ranks` tries many numbers of ranks
@@ -188,8 +190,7 @@ def _saved_by_forward(model: Decoder, dtype: torch.dtype, sequences: int, length
     assert y is not None
     with counting():
         hidden = model.norm.add(x, y)[1]
-    logits = min(LOGITS_AT_ONCE, sequences * length * model.config.vocab) * FP32
-    outside = counts[0] + counts[-1] + hidden.numel() * hidden.itemsize + 2 * logits
+    outside = counts[0] + counts[-1] + hidden.numel() * hidden.itemsize
     return _Saved(2 * x.numel() * x.itemsize * len(model.blocks), tuple(counts[1:-1]), outside)
 
 

@@ -32,8 +32,10 @@ from fewbits.models.networks.mamba2 import Mamba2
 POSITIONS: Final = ("learned", "rope", "none")
 INITS: Final = ("gpt2", "llama")
 LETTERS: Final = {"M": "Mamba-2", "-": "feed-forward", "*": "attention"}
-# 64 MiB in FP32. If there are more logits, the loss is computed in parts, and the backward pass recomputes each part.
+# If there are more logits, the loss is computed in parts, and the backward pass recomputes each part. On a CPU: 64 MiB in
+# FP32; on other devices, where small parts waste time, 2 GiB in BF16.
 LOGITS_AT_ONCE: Final = 1 << 24
+LOGITS_AT_ONCE_ON_GPU: Final = 1 << 30
 IGNORED: Final = -100  # a token with this target is excluded from the loss
 
 
@@ -244,6 +246,11 @@ class Block(nn.Module):
 # ------------------------------------------------------------------------------------------------ the model
 
 
+def logits_at_once(device: str) -> int:
+    """Return about how many logits a loss keeps in memory at a time; device: the kind of device, such as `cpu`."""
+    return LOGITS_AT_ONCE if device == "cpu" else LOGITS_AT_ONCE_ON_GPU
+
+
 class Decoder(nn.Module):
     """A decoder, whose constructor leaves parameters uninitialised; `registry.build` creates and initialises one."""
 
@@ -287,12 +294,12 @@ class Decoder(nn.Module):
         reduction: "mean" returns the mean over the tokens, without those whose target is −100; "none" returns the loss
             of each token, [B, T], which is 0 where the target is −100.
 
-        At most about LOGITS_AT_ONCE logits are in memory at a time: if there are more, tokens are processed in parts.
+        At most about `logits_at_once` logits are in memory at a time: if there are more, tokens are processed in parts.
         """
         if reduction not in ("mean", "none"):
             raise ValueError(f"reduction {reduction!r}: valid values are mean, none")
         x, targets = self.hidden(tokens_BT).flatten(0, 1), targets_BT.flatten()
-        rows = max(1, LOGITS_AT_ONCE // self.config.vocab)
+        rows = max(1, logits_at_once(x.device.type) // self.config.vocab)
         if len(x) <= rows:
             losses = self._losses(x, targets)
         else:
