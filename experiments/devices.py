@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -16,8 +17,27 @@ from fewbits.experiments.trial import Runtime
 from fewbits.kernels.backends.gpu import cuda
 from fewbits.models.recipe import EMULATE, Recipe
 
-# Peak dense BF16 FLOP/s by a part of the GPU's name; MFU (model FLOPs utilisation) is relative to it.
-PEAK = {"H200": 989e12, "H100": 989e12, "B200": 2250e12, "A100": 312e12, "RTX 4090": 165e12}
+# Peak FLOP/s of dense BF16 products that are summed in FP32, as NVIDIA publishes it, by a part of the GPU's name. MFU
+# (model FLOPs utilisation) is relative to it.
+PEAK = {
+    "A100": 312e12,
+    "L40S": 362e12,
+    "RTX 4090": 165.2e12,
+    "H100": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H200": 989e12,
+    "H200 NVL": 835e12,
+    "GH200": 989e12,
+    "B200": 2250e12,
+    "GB200": 2500e12,
+    "B300": 2250e12,
+    "GB300": 2500e12,
+    "RTX 5070": 61.7e12,
+    "RTX 5070 Ti": 87.9e12,
+    "RTX 5080": 112.6e12,
+    "RTX 5090": 209.5e12,
+}
 FP8_SINCE = (8, 9)  # the compute capability of the first GPUs with FP8 products
 HEAP = 1 << 30  # bytes by which `_keep_memory` extends the heap, in huge pages
 HUGE_PAGE, MADV_HUGEPAGE = 2 << 20, 14  # Linux on x86-64, and on ARM with pages of 4 KiB
@@ -73,11 +93,12 @@ def choose(runtime: Runtime) -> World:
         torch.set_num_threads(runtime.threads)
         _keep_memory()
     rank, ranks, local = (int(os.environ.get(name, default)) for name, default in _TORCHRUN)
-    if ranks > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     device = torch.device(kind, local) if kind == "cuda" else torch.device("cpu")
     if kind == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device)  # before NCCL, which otherwise opens a context on GPU 0 for every rank
+    if ranks > 1 and not dist.is_initialized():
+        backend, own = ("nccl", device) if kind == "cuda" else ("gloo", None)
+        dist.init_process_group(backend, device_id=own)
     return World(device, rank, ranks, runtime.threads)
 
 
@@ -119,10 +140,13 @@ def leave(world: World) -> None:
 
 def peak_flops(device: torch.device) -> float | None:
     """Return the device's peak FLOP/s for dense BF16 products, or None if it is not a known GPU."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((flops for part, flops in PEAK.items() if part in name), None)
+    return peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+
+def peak_of(name: str) -> float | None:
+    """Return the peak FLOP/s of the GPU with this name; None for one that PEAK lacks, of a laptop, or a part of one."""
+    parts = [part for part in PEAK if re.search(rf"\b{part}\b", name) and not re.search(r"\b(Laptop|MIG)\b", name)]
+    return PEAK[max(parts, key=len)] if parts else None
 
 
 # The environment variables that torchrun sets, each with its value if torchrun is not used.
@@ -143,6 +167,9 @@ def _be_deterministic() -> None:
     # Products on GPUs are summed in FP32 and rounded once.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    # FlashAttention is the fastest attention of torch with deterministic gradients. In FP32, which it does not
+    # support, the memory-efficient one is deterministic in this mode, too; cuDNN's is not in all versions.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms(True) would load torch's compiler, too
     # In deterministic mode torch fills new tensors with NaN; this takes time and is not needed.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -25,11 +25,12 @@ import torch
 
 from fewbits.experiments.numerics import FILE, ROOT, changed, record, recorded, running
 from fewbits.kernels.backends.processor import instruction_set
+from tests.kernels.backends.gpu import stubbed
 
 GOLDEN = ROOT / "tests" / "golden" / "numerics.json"
 SCRIPT = ROOT / "tests" / "golden" / "digests.py"
 EVERYWHERE = "kernels"  # the key in GOLDEN of the digests that are the same on every machine
-# Sources that the emulator of the CUDA sources does not execute, so that a machine with a GPU has to compute instead.
+# Sources that only a GPU executes, or CuPy on a stand-in for the driver, which launches the emulated kernels.
 ON_A_GPU = tuple(f"kernels/backends/gpu/{name}.py" for name in ("calls", "cuda"))
 SHOWN = 8
 
@@ -136,8 +137,8 @@ def has_gpu() -> bool:
 def not_executed(files: list[str]) -> Iterator[tuple[str, str]]:
     """Yield each file that was not executed on this machine, with the reason and what to do."""
     for file in files:
-        if file in ON_A_GPU and not has_gpu():
-            yield file, "run this command on a machine with an NVIDIA GPU"
+        if file in ON_A_GPU and not has_gpu() and (reason := stubbed.unavailable()):
+            yield file, f"run this command on a machine with an NVIDIA GPU, or with CuPy and a C++ compiler ({reason})"
 
 
 def read(file: Path) -> dict[str, Rows]:

@@ -10,6 +10,7 @@ from fewbits.experiments.numerics import recorded, running
 from tests import record_numerics as tool
 from tests.effort import DEEP
 from tests.golden import digests
+from tests.kernels.backends.gpu import stubbed
 
 ELSEWHERE = {"sse, torch 1": {"quantizer": "x"}}
 BEFORE = {"kernels": {"e4m3": "a", "noise": "b"}, "here": {"quantizer": "c"}}
@@ -33,6 +34,7 @@ class World:
         patch.setattr(tool, "record", lambda version, _: self.recorded.write_text(str(version)))
         patch.setattr(tool, "recorded", lambda: (2, {}))
         patch.setattr(tool, "has_gpu", lambda: False)
+        patch.setattr(stubbed, "unavailable", lambda: "CuPy is not installed")
 
     def run(self, *arguments: str) -> str | None:
         """Run the tool; return the version that it recorded, or None if it refused."""

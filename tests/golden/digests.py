@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 
 from fewbits import (
@@ -237,10 +238,20 @@ def main(which: str) -> None:
         rows = kernels(BASES)
     elif which == "cuda":
         from fewbits.kernels.backends.choice import replaced_by
-        from tests.kernels.backends.gpu.emulated import emulated_device
+        from tests.kernels.backends.gpu import emulated, stubbed
 
-        with replaced_by(emulated_device()[0]):
-            rows = kernels({base: BASES[base] for base in ON_CUDA})
+        bases = {base: BASES[base] for base in ON_CUDA}
+        if stubbed.unavailable():
+            with replaced_by(emulated.emulated_device()[0]):
+                rows = kernels(bases)
+        else:
+            with (
+                tempfile.TemporaryDirectory() as cache,
+                pytest.MonkeyPatch.context() as patch,
+                stubbed.stubbed(patch, Path(cache)) as stub,
+                replaced_by(stub.device),
+            ):
+                rows = kernels(bases)
     else:
         rows = tiles() if which == "tiles" else trials()
     print(json.dumps(rows), file=out)

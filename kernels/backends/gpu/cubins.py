@@ -5,6 +5,8 @@ that its code is small and does not spill registers. The file's name contains a 
 and NVRTC's version. As with the CPU library (build.py), one process compiles at a time, under a lock; a file is renamed
 when it is complete; and it ends with its name and the hash of its content.
 
+For a GPU that NVRTC does not know, PTX is compiled instead, which the driver translates when it loads the kernel.
+
 CuPy does not compile the kernels, because it adds -ftz=true, which flushes subnormals. Compilation needs no GPU.
 """
 
@@ -28,7 +30,7 @@ def install(major: int) -> str:
 def cubin(source: str, architecture: str) -> bytes:
     """Return the machine code of a CUDA source for an architecture such as `sm_90`; compile it if it is not cached.
 
-    Raise BuildError if NVRTC is missing or fails.
+    For an architecture such as `compute_90`, return PTX. Raise BuildError if NVRTC is missing or fails.
     """
     return content_of(cached(_path(source, architecture), lambda: compile_now(source, architecture)[0]))
 
@@ -51,7 +53,7 @@ def compile_now(source: str, architecture: str) -> tuple[bytes, str]:
         log = _text(library, program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
         if status:
             raise BuildError(f"NVRTC cannot compile a kernel for {architecture}: {log or _error(library, status)}")
-        return _text(library, program, "CUBIN"), log
+        return _text(library, program, "PTX" if architecture.startswith("compute_") else "CUBIN"), log
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -63,6 +65,9 @@ def nvrtc() -> ctypes.CDLL:
     for candidate in candidates:
         if candidate:
             try:
+                if isinstance(candidate, Path):  # NVIDIA's packages: NVRTC may not find this library beside itself
+                    for builtins in candidate.parent.glob("libnvrtc-builtins.so*"):
+                        ctypes.CDLL(str(builtins))
                 return ctypes.CDLL(str(candidate))
             except OSError:
                 continue
@@ -94,6 +99,20 @@ def architectures() -> list[str]:
     numbers = (ctypes.c_int * count.value)()
     _check(nvrtc(), nvrtc().nvrtcGetSupportedArchs(numbers))
     return [f"sm_{number}" for number in numbers]
+
+
+def target(capability: tuple[int, int]) -> str:
+    """Return the architecture to compile for, such as `sm_90`, for a GPU of this compute capability.
+
+    If NVRTC does not know the GPU, the result is the newest older architecture as PTX, such as `compute_120`.
+    """
+    own, known = 10 * capability[0] + capability[1], [int(name.removeprefix("sm_")) for name in architectures()]
+    if own in known:  # the suffix `a` also allows features that only this architecture has
+        return f"sm_{own}{'a' if own >= 100 else ''}"
+    older = [number for number in known if number < own]
+    if not older:
+        raise BuildError(f"NVRTC {'.'.join(map(str, version()))} compiles for no GPU as old as sm_{own}")
+    return f"compute_{max(older)}"
 
 
 @cache

@@ -24,6 +24,7 @@ from fewbits.kernels.backends.gpu.variants import STRIP, Kernel, Variant
 from fewbits.kernels.backends.protocol import Backend
 
 MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97  # the number of this device attribute in CUDA's driver
+EMPTY = 'extern "C" __global__ void run() {}\n'
 OLDEST = (8, 0)  # the lowest compute capability: the conversion to bf16 needs Ampere
 
 
@@ -63,6 +64,23 @@ def complaint() -> str | None:
         open_lock(cache_folder() / "cuda.lock").close()
     except BuildError as error:
         return str(error)
+    if torch.cuda.is_current_stream_capturing() or (failure := _failure(torch.cuda.current_device())) is None:
+        return None
+    return f"{failure}: update the driver, or {cubins.install(installed // 1000)}"
+
+
+def _failure(index: int) -> str | None:
+    """Compile, load and launch an empty kernel on the device `index`; return what failed, or None."""
+    try:
+        architecture = cubins.target(torch.cuda.get_device_capability(index))
+        with _current(_context(index)):
+            module = _module(EMPTY, architecture)
+            stream = torch._C._cuda_getCurrentRawStream(index)
+            _driver().launchKernel(_driver().moduleGetFunction(module, "run"), 1, 1, 1, 32, 1, 1, 0, stream, 0, 0)
+            torch.cuda.synchronize(index)
+            _driver().moduleUnload(module)
+    except Exception as error:  # of NVRTC, of CuPy, or of torch
+        return f"an empty kernel does not run on {torch.cuda.get_device_name(index)} ({' '.join(str(error).split())})"
     return None
 
 
@@ -99,18 +117,23 @@ class CupyLauncher:
             return self._kernels[variant, index]
 
     def _load_module(self, variant: Variant, index: int) -> int:
-        """Load a kernel's machine code on the device `index`, and return the driver's handle of the loaded module.
-
-        If the driver rejects the cached machine code, compile it again, once.
-        """
-        source, architecture = variant.source(), architecture_of(index)
-        try:
-            module: int = _driver().moduleLoadData(cubins.cubin(source, architecture))
-        except _driver().CUDADriverError:
-            cubins.discard(source, architecture)
-            module = _driver().moduleLoadData(cubins.cubin(source, architecture))
+        """Load a kernel's machine code on the device `index`, and return the driver's handle of the loaded module."""
+        module = _module(variant.source(), architecture_of(index))
         self._modules.append(module)
         return module
+
+
+def _module(source: str, architecture: str) -> int:
+    """Compile a source and load it in the current context; return the driver's handle of the loaded module.
+
+    If the driver rejects the cached machine code, compile it again, once.
+    """
+    try:
+        module: int = _driver().moduleLoadData(cubins.cubin(source, architecture))
+    except _driver().CUDADriverError:
+        cubins.discard(source, architecture)
+        module = _driver().moduleLoadData(cubins.cubin(source, architecture))
+    return module
 
 
 def _index(device: torch.device) -> int:
@@ -119,9 +142,7 @@ def _index(device: torch.device) -> int:
 
 def architecture_of(index: int) -> str:
     """Return the architecture for which kernels of a device are compiled, such as sm_90."""
-    major, minor = torch.cuda.get_device_capability(index)
-    # The suffix `a` also allows features that only this architecture has.
-    return f"sm_{major}{minor}{'a' if major >= 10 else ''}"
+    return cubins.target(torch.cuda.get_device_capability(index))
 
 
 def _launching(function: int, threads: int, index: int, context: int) -> Kernel:

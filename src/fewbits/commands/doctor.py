@@ -120,7 +120,7 @@ def _warm(recipe: str, model: str, architecture: str | None, tokens: int) -> int
     quantization = quantize(on_meta(config_of(model)), load_recipe(recipe))
     variants = kernels_of(calls_of(quantization, tokens, torch.bfloat16))
     try:
-        if architecture.rstrip("af") not in (valid := cubins.architectures()):
+        if architecture.replace("compute_", "sm_").rstrip("af") not in (valid := cubins.architectures()):
             raise ValueError(f"--architecture {architecture!r}: NVRTC compiles only for {', '.join(valid)}")
         count = compile_all(variants, architecture)
     except build.BuildError as error:

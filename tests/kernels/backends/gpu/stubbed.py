@@ -55,6 +55,7 @@ class Torch:
         patch.setattr(torch.cuda, "get_device_capability", lambda index=None: self.capability)
         patch.setattr(torch.cuda, "get_device_name", lambda index=None: "stand-in")
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
+        patch.setattr(torch.cuda, "synchronize", lambda index=None: None)
         patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: self.streams.get(index, 0), raising=False)
 
 
@@ -102,10 +103,14 @@ def stand_ins() -> tuple[ctypes.CDLL, ctypes.CDLL]:
     folder = build.cache_folder() / "stub-nvrtc"
     packaged = folder / "nvidia" / "stub" / "libnvrtc.so.13"
     packaged.parent.mkdir(parents=True, exist_ok=True)
-    built = library(STUB / "nvrtc.cpp")
-    if not packaged.is_symlink() or packaged.resolve() != built.resolve():
-        packaged.unlink(missing_ok=True)
-        packaged.symlink_to(built)
+    builtins = "libnvrtc-builtins.so.stub"
+    for link, built in (
+        (packaged, library(STUB / "nvrtc.cpp")),
+        (packaged.with_name(builtins), library(STUB / "nvrtc.cpp", f"-Wl,-soname,{builtins}")),
+    ):
+        if not link.is_symlink() or link.resolve() != built.resolve():
+            link.unlink(missing_ok=True)
+            link.symlink_to(built)
     return driver, ctypes.CDLL(str(packaged))
 
 

@@ -51,6 +51,13 @@ def test_an_architecture_that_nvrtc_does_not_know_is_an_error() -> None:
         cubins.cubin(KERNEL, "sm_1")
 
 
+def test_an_unknown_gpu_gets_ptx_of_the_newest_architecture() -> None:
+    newest = max(int(name.removeprefix("sm_")) for name in cubins.architectures())
+    assert cubins.target((9, 0)) == "sm_90"
+    assert cubins.target((99, 0)) == f"compute_{newest}"
+    assert f".target sm_{newest}" in cubins.cubin(KERNEL, f"compute_{newest}").decode()
+
+
 def test_arithmetic_keeps_subnormals_and_two_roundings() -> None:
     """Check that options forbid fused multiply-add and flushing of subnormals, and require exactly rounded division."""
     assert {"-fmad=false", "-ftz=false", "-prec-div=true"} <= set(OPTIONS)

@@ -3,6 +3,7 @@
 Run with `pytest -m gpu`, which also runs test_cuda_emulated.py on the GPU.
 """
 
+import os
 import threading
 
 import pytest
@@ -117,6 +118,18 @@ def test_a_view_that_begins_between_16_bytes() -> None:
     x = torch.randn(8 * 64 + 1).bfloat16()
     want = fake_quantize(x[1:].view(8, 64), "e4m3:1x16:amax")
     assert_same(fake_quantize(x.cuda()[1:].view(8, 64), "e4m3:1x16:amax").cpu(), want)
+
+
+@pytest.mark.parametrize("text", ["e4m3:128x128:amax", "e2m1:1x16:nvfp4:stochastic"])
+def test_a_tensor_of_more_than_two_to_the_31_elements(text: str) -> None:
+    """Compare all of a BF16 tensor of 4.3 GB with the CPU backend."""
+    rows, cols = 65_600, 32_776
+    if torch.cuda.mem_get_info()[0] < 20 << 30 or os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 16 << 30:
+        pytest.skip("needs 20 GiB of the GPU's free memory and 16 GiB of the machine's")
+    x = torch.empty(rows, cols, dtype=torch.bfloat16, device="cuda").normal_(generator=torch.Generator("cuda"))
+    got = fake_quantize(x, text, seed=1)
+    want = fake_quantize(x.cpu(), text, seed=1).cuda()
+    assert torch.equal(got.view(torch.int16), want.view(torch.int16))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

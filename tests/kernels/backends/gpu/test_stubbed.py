@@ -337,6 +337,20 @@ def test_a_gpu_that_is_too_old(stub: Stub) -> None:
     assert "compute capability 8.0" in str(cuda.complaint())
 
 
+def test_a_gpu_that_nvrtc_does_not_know_gets_ptx_of_the_newest_older_architecture(stub: Stub) -> None:
+    stub.torch.capability = (13, 0)  # the stand-in for NVRTC knows 9.0 and 10.0
+    assert cuda.architecture_of(0) == "compute_100"
+    assert cuda.complaint() is None
+    small(SMALL, stub)
+    stub.torch.capability = (8, 0)
+    assert "as old as sm_80" in str(cuda.complaint())
+
+
+def test_a_gpu_that_does_not_run_an_empty_kernel(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cubins, "compile_now", lambda *_: (b"\x7fELF of another world\0", ""))
+    assert "an empty kernel does not run on stand-in (CUDA_ERROR_200" in str(cuda.complaint())
+
+
 def test_a_file_system_without_locks(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
