@@ -73,7 +73,7 @@ def _row(weight: BlockLinear | OtherWeight, layer: QuantizedLinear | None, block
     row["sampler"] = layer.sampler.kind if layer.sampler else ""
     if recipe.switches and layer.plans[1] is not layer.plans[0]:
         row["switch"] = f"{recipe.switch.passes} to {recipe.switch.to} at {recipe.switch.at:g}"
-    why = " and ".join(_kept_by(recipe, layer, blocks))
+    why = " and ".join(kept_by(recipe, layer, blocks))
     return row | {"why": why or ("" if layer.quantizes or layer.sampler else f"recipe {recipe.name}")}
 
 
@@ -89,7 +89,7 @@ def _quantized(model: nn.Module, weight: BlockLinear | OtherWeight) -> Quantized
     return layer if isinstance(layer, QuantizedLinear) else None
 
 
-def _kept_by(recipe: Recipe, layer: QuantizedLinear, blocks: int) -> Iterator[str]:
+def kept_by(recipe: Recipe, layer: BlockLinear | QuantizedLinear, blocks: int) -> Iterator[str]:
     """Yield the settings of the recipe's `keep` that select a layer, such as `keep.last=2`.
 
     blocks: the number of blocks of the model.

@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fewbits.models.execution import check_execution, executed_gemms
 from fewbits.models.experts import ExpertLinear, install
+from fewbits.models.layer_table import kept_by
 from fewbits.models.networks.layers import Linear
 from fewbits.models.observer import Observer
 from fewbits.models.quantized_linear import Plan, QuantizedLinear, Shared, StepContext, quantized
@@ -336,20 +337,12 @@ def keep(recipe: Recipe, layers: Sequence[BlockLinear], blocks: int) -> frozense
             f"recipe {recipe.name} keeps the first {k.first} and last {k.last} of {blocks} blocks in high precision: "
             "no layer would be quantized; use a deeper model or keep fewer blocks"
         )
-    selected = parts(k.parts)
     for glob in k.names:
         if not any(fnmatchcase(layer.name, glob) for layer in layers):
             raise ValueError(
                 f"keep.names: no layer matches {glob!r}; the layers are {_abbreviate(layer.name for layer in layers)}"
             )
-    return frozenset(
-        layer.name
-        for layer in layers
-        if layer.block < k.first
-        or layer.block >= blocks - k.last
-        or layer.part in selected
-        or any(fnmatchcase(layer.name, glob) for glob in k.names)
-    )
+    return frozenset(layer.name for layer in layers if any(kept_by(recipe, layer, blocks)))
 
 
 def _plans(recipe: Recipe, before: Operands, after: Operands) -> tuple[Plan, Plan]:

@@ -239,6 +239,12 @@ class Recipe:
         return _check_rotations(operands)
 
     @cached_property
+    def specs(self) -> tuple[Quantizer | Mixture | None, ...]:
+        """What the slots of all layers have that `keep` does not select, each once; None stands for `high`."""
+        layers = (self.operands, *map(self.operands_by, self.rules))
+        return tuple(dict.fromkeys(slot.spec for operands in layers for slot in operands.values()))
+
+    @cached_property
     def kept(self) -> Operands:
         """The six slots of a layer that `keep` selects: `keep.by` in each."""
         return _in_every_slot(self.keep.by, "keep.by")

@@ -213,7 +213,7 @@ def _operand_line(drawing: Drawing, operand: Operand, y: float) -> None:
 
 def scalings_text(recipe: Recipe) -> str:
     """Return the names of the scalings of a recipe's quantizers, joined by "and"; "none" if it has no quantizer."""
-    found = [str(slot.spec.scaling) for _, slot in recipe.operands.items() if isinstance(slot.spec, Quantizer)]
+    found = [str(spec.scaling) for spec in recipe.specs if isinstance(spec, Quantizer)]
     return " and ".join(dict.fromkeys(found)) or "none"
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from markupsafe import Markup
 
 from fewbits.analysis.engine.claims.schema import pilots_of
-from fewbits.analysis.engine.results.alike import unlike_within_seeds
 from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.rows import unlike_within_seeds
 from fewbits.analysis.views.html import render
 from fewbits.analysis.views.numbers import number
 from fewbits.common.wording import plural

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewbits.models.importing.fields import Fields
-from fewbits.models.importing.layouts import Layout, Published
+from fewbits.models.importing.layouts import Fields, Layout, Published
 from fewbits.models.networks.decoder import DecoderConfig
 
 ARCHITECTURE, TOKENS = "general.architecture", "tokenizer.ggml.tokens"

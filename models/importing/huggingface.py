@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from fewbits.models.importing.fields import Fields
-from fewbits.models.importing.layouts import Layout, Published
+from fewbits.models.importing.layouts import Fields, Layout, Published
 from fewbits.models.importing.safetensors_files import SafetensorsFolder
 from fewbits.models.networks.decoder import DecoderConfig
 

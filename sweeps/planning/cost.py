@@ -85,9 +85,8 @@ def _emulation(recipe: Recipe) -> str:
 
     Quantizers with scaling `none`, which are plain casts, do not count.
     """
-    specs = [slot.spec for _, slot in recipe.operands.items()]
-    quantizers = [q for spec in specs if isinstance(spec, Mixture) for q in spec.quantizers]
-    quantizers += [spec for spec in specs if isinstance(spec, Quantizer)]
+    quantizers = [q for spec in recipe.specs if isinstance(spec, Mixture) for q in spec.quantizers]
+    quantizers += [spec for spec in recipe.specs if isinstance(spec, Quantizer)]
     bits = [q.format.exponent_bits + q.format.mantissa_bits for q in quantizers if q.scaling != "none"]
     if bits:
         return "e2m1" if min(bits) < 4 else "e4m3"

@@ -162,7 +162,7 @@ def _tokens(count: int) -> str:
 
 def _operands(trial: Trial) -> str:
     """Return as text the different quantizers and mixtures of the GEMM operands, and the noise of the sampler."""
-    specs = " / ".join(dict.fromkeys(str(slot.spec or "high") for _, slot in trial.recipe.operands.items()))
+    specs = " / ".join(str(spec or "high") for spec in trial.recipe.specs)
     sampler = trial.recipe.sampler
     if sampler.kind == "none":
         return specs

@@ -337,7 +337,7 @@ def scale_words(results: Results, trials: Iterable[str], size: Size | None) -> s
 
 def _is_quantized(planned: Planned) -> bool:
     recipe = planned.trial.recipe
-    return any(slot.spec is not None for _, slot in recipe.operands.items()) or recipe.sampler.kind != "none"
+    return any(recipe.specs) or recipe.sampler.kind != "none"
 
 
 def _chosen(results: Results, trials: Iterable[str]) -> list[Planned]:

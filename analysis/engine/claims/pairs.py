@@ -9,7 +9,6 @@ from functools import partial
 from statistics import median
 
 from fewbits.analysis.engine.claims.schema import DIVERGED, EVENTS, LOSS, Comparison
-from fewbits.analysis.engine.results.alike import why_not_compared
 from fewbits.analysis.engine.results.data import Differences, Events, Measured, NoData, NotPlanned
 from fewbits.analysis.engine.results.evaluations import (
     PROBE_METRIC,
@@ -21,7 +20,7 @@ from fewbits.analysis.engine.results.evaluations import (
 from fewbits.analysis.engine.results.frames import SCORES, Results
 from fewbits.analysis.engine.results.pairing import Between, Metric, arm_rows, line_of, number, paired, sample
 from fewbits.analysis.engine.results.places import ANYWHERE, Scope, Where, not_planned, pairs_of, scope_of
-from fewbits.analysis.engine.results.rows import Row
+from fewbits.analysis.engine.results.rows import Row, why_not_compared
 from fewbits.analysis.engine.statistics import Error, pseudo_values, relative_slope
 from fewbits.sweeps.planning.store import OVER, State
 

@@ -78,6 +78,8 @@ def _sd(study: str, claim: Claim, comparison: Comparison, results: Results, give
 def preview_lines(previews: Iterable[Preview]) -> list[str]:
     """Return the previews as lines of text: for each claim, the comparison with the greatest known MDE."""
     previews = list(previews)
+    if not previews:
+        return ["no claim has a comparison whose arms are all planned here, so there is no effect to detect"]
     lines = ["minimum detectable effect of each claim (power 80 %, one-sided at 5 %, before correction over claims):"]
     for claim in dict.fromkeys(one.claim for one in previews):
         own = [one for one in previews if one.claim == claim]

@@ -17,8 +17,16 @@ import numpy as np
 import pandas as pd
 from pyarrow.parquet import ParquetFile
 
-from fewbits.analysis.engine.results.alike import usual_kind
-from fewbits.analysis.engine.results.rows import LABELS, STANDING, Standing, columns, labels, place_name, standing
+from fewbits.analysis.engine.results.rows import (
+    LABELS,
+    STANDING,
+    Standing,
+    columns,
+    labels,
+    place_name,
+    standing,
+    usual_kind,
+)
 from fewbits.common.from_dict import one_of
 from fewbits.common.store_folder import BENCH
 from fewbits.common.wording import amount, enumeration

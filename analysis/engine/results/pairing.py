@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
-from fewbits.analysis.engine.results.alike import why_not_compared
 from fewbits.analysis.engine.results.data import Differences, NoData
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.places import ANYWHERE, Where
-from fewbits.analysis.engine.results.rows import Row, place_name
+from fewbits.analysis.engine.results.rows import Row, place_name, why_not_compared
 from fewbits.common.from_dict import one_of
 from fewbits.sweeps.planning.store import OVER, State
 

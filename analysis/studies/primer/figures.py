@@ -1,8 +1,9 @@
-"""Draw a figure for each section of the course but the eighth (figures.yaml); only Figure 9 reads trials."""
+"""Make the primer's tables, and a figure for each section but the eighth (figures.yaml); only Figure 9 reads trials."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,8 +17,8 @@ from fewbits.analysis.figures.curves import Line, Panel, Rule, draw_panel, keys
 from fewbits.analysis.figures.drawing import draw_flow, products
 from fewbits.analysis.figures.panels import legend, line_key, panels, rows_of_labels
 from fewbits.analysis.figures.theme import NOISE, QUIET, STYLES, Array, Style
-from fewbits.analysis.report.items import FigureResult, Picture
-from fewbits.analysis.report.registry import figure
+from fewbits.analysis.report.items import FigureResult, Picture, Setting, TableCell, TableResult, TableRow
+from fewbits.analysis.report.registry import figure, table
 from fewbits.analysis.studies.primer import samples
 from fewbits.analysis.studies.primer.metrics import SMALLEST, exponents
 from fewbits.experiments.config import load_recipe
@@ -222,3 +223,31 @@ def gradient_exponents(results: Results) -> Picture:
 def flow(results: Results) -> Picture:
     notes = ("Drawn from the recipe `fp8`. Master weights are FP32; sums move to FP32 every 128 elements.",)
     return FigureResult(lambda: draw_flow(products(load_recipe("fp8"), "bf16")), (), notes)
+
+
+# -------------------------------------------------------------------------------- tables
+
+
+def _printed(results: Results, name: str) -> TableResult:
+    """Return our casts beside those that the table with this id prints; numbers beyond the range become NaN."""
+    rows = [
+        TableRow(title, tuple(TableCell(Setting(a), b, "printed") for a, b in zip(ours, printed, strict=True)))
+        for title, ours, printed in samples.casts(name)
+    ]
+    return TableResult(("x1", "x2", "x3", "x4"), tuple(rows))
+
+
+for _name in ("Table 1", "Table 2", "Table 3"):
+    table("primer", _name)(partial(_printed, name=_name))
+
+
+@table("primer", "Formats", title="Formats: largest, smallest normal and smallest subnormal number, and step")
+def formats(results: Results) -> TableResult:
+    rows = []
+    for f in (TABLE[name] for name in ("e2m1", "e2m3", "e3m2", "e4m3", "e5m2", "e8m0", "fp16", "bf16")):
+        least = f"{f.min_subnormal:.3g}" if f.has_zero else "none"
+        cells = f.bits, f"{f.max:.5g}", f"{f.min_normal:.3g}", least, f"{2.0**-f.mantissa_bits:.3g}"
+        rows.append(TableRow(f.name.upper(), tuple(TableCell(Setting(str(cell))) for cell in cells)))
+    columns = ("bits", "largest", "normal", "subnormal", "step at 1")
+    notes = ("INT8 and INT4 have codes from −128 to 127 and from −8 to 7, and one step everywhere.",)
+    return TableResult(columns, tuple(rows), (*notes, "`fewbits number 0.3` rounds a number to every format."))

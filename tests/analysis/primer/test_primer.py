@@ -18,7 +18,7 @@ from fewbits.analysis.engine.results.paper import STUDIES
 from fewbits.analysis.figures.theme import draw_figure
 from fewbits.analysis.report.items import FigureResult, Setting, TableResult
 from fewbits.analysis.report.registry import study_registry
-from fewbits.analysis.studies.primer import exact_blocks, exact_formats, exact_training, metrics, samples
+from fewbits.analysis.studies.primer import exact_numbers, exact_training, metrics, samples
 from fewbits.experiments.optimization.update_records import BINS, LOWEST
 from fewbits.sweeps.planning.plan import Plan
 
@@ -46,13 +46,13 @@ def identity(x: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("name", "module", "function", "other"),
     [
-        ("A1", exact_formats, "fake_quantize", lambda x, _: x * 1.1),
-        ("A24", exact_formats, "positive", lambda name: samples.positive(name) * 1.01),
+        ("A1", exact_numbers, "fake_quantize", lambda x, _: x * 1.1),
+        ("A24", exact_numbers, "positive", lambda name: samples.positive(name) * 1.01),
         ("B1", samples, "fake_quantize", identity),
-        ("B8", exact_blocks, "fake_quantize", identity),
-        ("A17", exact_blocks, "scales", lambda x, q: 2 * samples.scales(x, q)),
-        ("A9", exact_blocks, "rotated", identity),
-        ("A8", exact_blocks, "fake_quantize", identity),
+        ("B8", exact_numbers, "fake_quantize", identity),
+        ("A17", exact_numbers, "scales", lambda x, q: 2 * samples.scales(x, q)),
+        ("A9", exact_numbers, "rotated", identity),
+        ("A8", exact_numbers, "fake_quantize", identity),
         ("B4", exact_training, "mean_error", lambda *_: (1e-6, 0.0)),
         ("C14", exact_training, "sum_in_format", lambda a, b, _: a @ b),
     ],

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fewbits.analysis.engine.results.alike import why_not_compared
 from fewbits.analysis.engine.results.data import Differences, NoData
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.pairing import paired
+from fewbits.analysis.engine.results.rows import why_not_compared
 from fewbits.analysis.views.provenance import Provenance
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.planning.store import State
