@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -131,6 +132,13 @@ def check_products(recipe: Recipe, device: torch.device) -> None:
             f"recipe.execute {recipe.execute}: a GPU of compute capability {capability} has no FP8 products; set "
             f"recipe.execute={EMULATE}"
         )
+
+
+def copied(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:
+    """Return copies of host tensors on the device; on a GPU the host does not wait until they are copied."""
+    if device.type != "cuda":
+        return [tensor.to(device) for tensor in tensors]
+    return [tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors]
 
 
 def leave(world: World) -> None:

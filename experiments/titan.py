@@ -162,10 +162,9 @@ class FewbitsConverter:
         bits, sampler = layer.bits, layer.sampler
         if bits is None or sampler is None or not (layer.training and torch.is_grad_enabled()):
             return y
-        training = self.config.training
-        batch = training.local_batch_size * self.ranks
-        micro_batches = max(training.global_batch_size // batch, 1)
-        term = sampler.penalty * (bits - sampler.target).abs().mean() / (micro_batches * self.ranks)
+        if self.quantization.context.micro_batch:
+            return y  # the penalty is added once for each update
+        term = sampler.penalty * (bits - sampler.target).abs().mean() / self.ranks
         return _AddedToLoss.apply(y, term)
 
 

@@ -179,7 +179,7 @@ def gradients(state: State, trial: Trial, corpus: Corpus, world: devices.World, 
     t, quantization = trial.training, state.quantization
     accumulation = t.batch // t.micro_batch // world.ranks
     order_seed = trial.seed_for(ORDER)
-    losses = []
+    losses, scalars = [], dict[str, Tensor]()
     text, first_step = corpus.phase_at(state.origin + state.step, t.steps)
     position = state.position - first_step * t.batch
     state.policy.begin(state.step)
@@ -190,24 +190,25 @@ def gradients(state: State, trial: Trial, corpus: Corpus, world: devices.World, 
         if trial.model.dropout:  # so that resumed training draws the same masks
             torch.manual_seed(trial.seed_for(DROPOUT, state.origin + state.step, micro, world.rank))
         synchronize_gradients(state.model, t.reduce_each or micro == accumulation - 1)
-        loss = loss_of(inputs.to(world.device), targets.to(world.device))
-        penalty = state.penalty()
-        state.policy.scaled((loss if penalty is None else loss + penalty) / accumulation).backward()
-        state.policy.add_up()
+        loss = loss_of(*devices.copied((inputs, targets), world.device))
         losses.append(loss.detach())
-    loss = world.mean(torch.stack(losses).mean())
-    loss_max = world.greatest(torch.stack(losses).max())
+        loss = loss / accumulation
+        if micro == 0 and (penalty := state.penalty()) is not None:  # once for each update
+            scalars["penalty"] = penalty.detach()
+            loss = loss + penalty
+        state.policy.scaled(loss).backward()
+        state.policy.add_up()
+    scalars["loss"] = world.mean(torch.stack(losses).mean())
+    scalars["loss_max"] = world.greatest(torch.stack(losses).max())
     state.policy.finish(state.step)
-    norm = clip_gradients(state.model.parameters(), trial.optimizer.clip)
+    scalars["gradient_norm"] = clip_gradients(state.model.parameters(), trial.optimizer.clip)
     row = {
         "step": state.step,
         "tokens": (state.position + t.batch) * t.length,
-        "loss": loss.item(),
-        "loss_max": loss_max.item(),
-        "gradient_norm": norm.item(),
+        **dict(zip(scalars, torch.stack([*scalars.values()]).tolist(), strict=True)),  # one copy from the device
         "learning_rate": trial.optimizer.lr * factor(trial.schedule, state.step, t.steps),
     }
-    return state.policy.judge(row if penalty is None else row | {"penalty": penalty.item()})
+    return state.policy.judge(row)
 
 
 def evaluate(state: State, session: Session) -> dict[str, float]:

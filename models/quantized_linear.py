@@ -30,10 +30,10 @@ from torch.autograd.function import once_differentiable
 from fewbits.kernels import ops
 from fewbits.kernels.fp8_products import Fp8Operand, scaled_product
 from fewbits.kernels.products import linear, matmul, matmul_fp32
-from fewbits.kernels.seeds import derive_seed
+from fewbits.kernels.replays import capture, step_seed
 from fewbits.models.operand_pair import Operand, OperandPair, Seed, Statistics
 from fewbits.models.recipe import GEMMS, SLOTS, Operands, Recipe, Sampler
-from fewbits.models.runtime import current_stream, refuse_capture, untraced
+from fewbits.models.runtime import current_stream, untraced
 from fewbits.models.updates import updates, version
 from fewbits.models.weights import BlockLinear, is_conv1d
 
@@ -41,6 +41,10 @@ from fewbits.models.weights import BlockLinear, is_conv1d
 # depends on the index in this tuple.
 DRAWS = (*SLOTS, "sampler", *GEMMS)
 NOISE = {"gaussws": "gaussian", "diffq": "uniform"}  # `sampler.kind`: distribution of its noise
+CAPTURED = (
+    "a quantized layer is captured in a CUDA graph without its seeds, so every replay would round with the same random "
+    "bits: capture it within CapturedSeeds.captured() (fewbits.kernels.replays), or run it without a graph"
+)
 OUTPUT = {"compute": None, "bf16": torch.bfloat16, "fp32": torch.float32}  # None: the dtype of the operands
 
 
@@ -209,7 +213,8 @@ class QuantizedLinear(nn.Module):
 
     @untraced  # which operations a forward pass runs depends on the step
     def forward(self, x: Tensor) -> Tensor:
-        refuse_capture(x.device)
+        if x.is_cuda and capture() is None and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(CAPTURED)
         owner, context = self.owner[0], self.owner[0].context
         if not owner.positioned and owner.updates < updates():
             self._refuse_repeated_noise()
@@ -249,13 +254,13 @@ class QuantizedLinear(nn.Module):
         micro-batches and ranks of a step.
         """
         micro_batch, rank = (0, 0) if name.endswith(".w") else (context.micro_batch, context.rank)
-        return derive_seed(self.owner[0].seed, context.step, micro_batch, rank, self.index, DRAWS.index(name))
+        return step_seed(self.owner[0].seed, context.step, micro_batch, rank, self.index, DRAWS.index(name))
 
     def _seeds(self, context: StepContext) -> Seed:
         return partial(self.seed, context)
 
     def sampler_seed(self, context: StepContext) -> int:
-        return derive_seed(self.owner[0].seed, context.step, self.index, DRAWS.index("sampler"))
+        return step_seed(self.owner[0].seed, context.step, self.index, DRAWS.index("sampler"))
 
     # ---- x and dy
 
@@ -289,7 +294,6 @@ class QuantizedLinear(nn.Module):
         for_x: the gradient of x is needed, so dgrad is computed. for_weight: the gradient of the weight is needed, so
         wgrad is computed. If only one GEMM is computed, both elements of the result are dy quantized for this GEMM.
         """
-        refuse_capture(dy.device)
         owner, pair = self.owner[0], self.plans[context.switched].dy
         owner.last_input = None  # no further layer will read this input, because the forward pass is over
         statistics: list[Statistics] = []

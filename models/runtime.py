@@ -1,4 +1,4 @@
-"""Provide what layers need of torch's runtime: the current stream, no CUDA graphs, and functions that are not compiled.
+"""Provide what layers need of torch's runtime: the current stream, and functions that are not compiled.
 
 Importing torch's compiler takes longer than importing the rest of torch, and torch's own decorator
 (torch.compiler.disable) imports it at the first call, so `untraced` excludes functions without importing it.
@@ -25,18 +25,6 @@ def current_stream(device: torch.device) -> int:
         return 0
     stream: int = torch._C._cuda_getCurrentRawStream(-1 if device.index is None else device.index)
     return stream
-
-
-def refuse_capture(device: torch.device) -> None:
-    """Raise RuntimeError while a CUDA graph captures the current stream.
-
-    Every replay of the graph would use the seeds, and thus the noise, and the quantized weights of the captured step.
-    """
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "a quantized layer cannot be captured in a CUDA graph: every replay would round with the same random bits "
-            "and use the weights of the captured step; run the layer without a graph"
-        )
 
 
 P = ParamSpec("P")

@@ -96,8 +96,8 @@ class Penalties:
     """The terms of the penalty on learned bit widths (GaussWS eq. 12), collected layer by layer in one forward pass.
 
     Outside a block's forward pass, a rank has only a part of a layer's bit widths. So a hook computes the layer's term
-    during the forward pass, and the term's gradient is reduced over ranks together with that of the loss. There are
-    none if the recipe has no penalty (`sampler.penalty` is 0).
+    during the forward pass of a step's first micro-batch, and the term's gradient is reduced over ranks together with
+    that of the loss. There are none if the recipe has no penalty (`sampler.penalty` is 0).
     """
 
     def __init__(self, quantization: Quantization) -> None:
@@ -114,8 +114,8 @@ class Penalties:
 
     def _add(self, layer: nn.Module, *_: object) -> None:
         assert isinstance(layer, QuantizedLinear)
-        if not layer.training or _current_graph_task_id() != -1:
-            return  # evaluation, or a block that is computed again in the backward pass
+        if not layer.training or self._quantization.context.micro_batch or _current_graph_task_id() != -1:
+            return  # evaluation, a later micro-batch, or a block that is computed again in the backward pass
         # Save these tensors themselves for the backward pass. With training.recompute, torch would otherwise try to
         # compute them again from the block, before the block's parameters are gathered.
         with saved_tensors_hooks(lambda saved: saved, lambda saved: saved):

@@ -126,9 +126,11 @@ def main(arguments: list[str] | None = None) -> list[float]:
             last = micro == accumulation - 1
             with nullcontext() if last or ranks == 1 else loss_of.no_sync():
                 loss = loss_of(inputs.to(device), targets.to(device))
-                penalty = quantization.penalty()  # of learned bit widths; None for most recipes
-                ((loss if penalty is None else loss + penalty) / accumulation).backward()
-            total += loss.detach()
+                total += loss.detach()
+                loss = loss / accumulation
+                if micro == 0 and (penalty := quantization.penalty()) is not None:  # of learned bit widths, once
+                    loss = loss + penalty
+                loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, s.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -35,18 +35,30 @@ class Job:
     """The work of a call for one quantizer: the arguments, and the tensors that receive the results.
 
     ABSENT is the value of a result that the caller did not request. `partition` and `skip` are as in Backend.quantize.
+    If `counted`, the backend also sets `counts` and `amax`, to zeros to which it adds the statistics.
     """
 
     q: Quantizer
     axis: int
     seed: int
     out: Tensor = ABSENT
+    counted: bool = False
     counts: Tensor = ABSENT
     amax: Tensor = ABSENT
     partition: Part | None = None
     skip: Tensor = ABSENT
     stored: Stored | None = None  # if set: receives codes, scales and group scales, which are computed instead of `out`
+    replayed: int = (
+        0  # what a captured call reads from memory: its seed (1), the signs of its transform (2), or both (3)
+    )
     inverse: bool = False  # True: apply the inverse of the Hadamard transform
+
+    def set_statistics(self, x: Tensor) -> None:
+        """Set `counts` and `amax` to zeros if statistics are wanted."""
+        if self.counted and self.partition:
+            grid = parts_of(x.shape, self.partition)
+            self.counts = torch.zeros(*grid, COUNTS, dtype=torch.int64, device=x.device)
+            self.amax = torch.zeros(grid, device=x.device)
 
 
 class Compiled(ABC):
@@ -66,14 +78,10 @@ class Compiled(ABC):
         skip: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         part = partition or (max(x.shape[0], 1), max(x.shape[1], 1))
-        job = Job(q, axis, seed, partition=part)
+        job = Job(q, axis, seed, partition=part, counted=want_stats)
         job.skip = ABSENT if skip is None else skip
         if out is not None or want_values:
             job.out = torch.empty_like(x) if out is None else out
-        if want_stats:
-            grid = parts_of(x.shape, part)
-            job.counts = torch.zeros(*grid, COUNTS, dtype=torch.int64, device=x.device)
-            job.amax = torch.zeros(grid, device=x.device)
         self._run(x, job)
         return job.out, job.counts, job.amax
 

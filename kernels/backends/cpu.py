@@ -117,6 +117,8 @@ class Cpu(Compiled):
         return out
 
     def _run(self, x: Tensor, *jobs: Job) -> None:
+        for job in jobs:
+            job.set_statistics(x)
         requests = (_Request * len(jobs))(*(_request(x, job) for job in jobs))
         library().fb_quantize(*_matrix(x), requests, len(jobs), threads(x.numel()))
 

@@ -96,7 +96,8 @@ template <class D> struct Careful {
     Block b = block_of(tops, k, n);
     uint64_t index = t.index(k) + uint64_t(n);
     Element e{value(NAN_BITS), value(NAN_BITS), false};
-    if (!b.poisoned) e = fb::element<D>(was, s.grid.grid(), b.scale, s.scaling.divides(), s.stochastic, index, r.seed);
+    if (!b.poisoned)
+      e = fb::element<D>(was, s.grid.grid(), b.scale, s.scaling.divides(), s.stochastic, index, r.key(s));
     typename D::Storage narrow = D::narrow(e.y);
     if (r.out) ((typename D::Storage *)r.out)[index] = narrow;
     if (s.stats) {

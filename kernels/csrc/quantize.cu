@@ -63,8 +63,9 @@ FB_D void convert_tile(const Spec &s, const Request &r, const Tile &t, Vector<D>
       if (!exact_only(s) && plain && !by_element) {
         Vector<D> y = {};
         Codes codes{0, 0};
-        done = s.grid.wide ? quickly<D, true>(s, x[k], blocks, split, t.index(k), r.seed, &y, &codes, &gathering.sum)
-                           : quickly<D, false>(s, x[k], blocks, split, t.index(k), r.seed, &y, &codes, &gathering.sum);
+        done = s.grid.wide
+                   ? quickly<D, true>(s, x[k], blocks, split, t.index(k), r.key(s), &y, &codes, &gathering.sum)
+                   : quickly<D, false>(s, x[k], blocks, split, t.index(k), r.key(s), &y, &codes, &gathering.sum);
         if (done && s.encodes) store_codes(r.codes, t.row(k), t.col(k), codes, t.valid(k), stored_bits(s.encodes));
         if (done && !s.encodes) x[k] = y, ready |= 1u << k;
       }
@@ -78,7 +79,7 @@ FB_D void convert_tile(const Spec &s, const Request &r, const Tile &t, Vector<D>
 }
 
 template <class D> FB_D void quantize_tile(const Spec &s, const Request &r, const Tile &t, Vector<D> (&x)[SLOTS]) {
-  rotate<D>(s, r.signs, t, x);
+  rotate<D>(s, r, t, x);
   uint32_t amax[SLOTS][WIDTH];
   if (s.source == ON_CHIP) block_amaxes<D>(s, t, x, amax);
   if (s.scaling.corrects()) correct_blocks<D>(s, r, t, x, amax);
@@ -203,7 +204,7 @@ FB_D void measure_groups(const Spec &s, const Request &r, const Tile &t, const u
 
 template <class D> FB_D void measure_tile(const Spec &s, const Request &r, const Tile &t, Vector<D> (&x)[SLOTS]) {
   if (s.source == ON_CHIP && !s.scaling.grouped()) return;
-  rotate<D>(s, r.signs, t, x);
+  rotate<D>(s, r, t, x);
   if (s.source == LOOKUP && s.block_piece == COLUMNS) {
     measure_columns<D>(r, t, x);
     return;

@@ -40,7 +40,7 @@ FB_D void correct_blocks(const Spec &s, const Request &r, const Tile &t, const V
           sums.products += __shfl_xor_sync(ALL, sums.products, partner);
         }
         uint64_t number = uint64_t(int64_t(row / s.block_rows) * blocks_across + col / s.block_cols);
-        uint32_t drawn = corrected(b.scale, s.scaling.stored.grid(), sums, number, r.seed).code;
+        uint32_t drawn = corrected(b.scale, s.scaling.stored.grid(), sums, number, r.key(s)).code;
         amax[k][i] = b.poisoned ? NOT_FINITE
                                 : b.scale.code | drawn << 8 | (b.plain && (drawn || top == 0) ? uint32_t(PLAIN) : 0u);
       }
@@ -63,7 +63,7 @@ FB_D void choose_fours(const Spec &s, const Request &r, const Tile &t, const Vec
     const Vector<D> v = picked<D>(x, m);
     const Tops tops = tops_of(split, amax, m);
     Words draws{};
-    if (s.stochastic) draws = eight_draws(t.index(m), ROUND_HIGH, r.seed);
+    if (s.stochastic) draws = eight_draws(t.index(m), ROUND_HIGH, r.key(s));
     int64_t sums[WIDTH] = {};
     uint32_t ask = 0;
 #pragma unroll 1
@@ -91,7 +91,7 @@ FB_D void choose_fours(const Spec &s, const Request &r, const Tile &t, const Vec
         const FourOverSix b = four_over_six(s.scaling, g.max, group, D::widen(S(tops.at(split, n))));
         uint64_t index = t.index(m) + uint64_t(n);
         float size = D::widen(S(v.pick(n) & D::magnitude_mask));
-        int64_t one = four_less_six(size, g, b, true, rounding_high(index, r.seed), index, r.seed);
+        int64_t one = four_less_six(size, g, b, true, rounding_high(index, r.key(s)), index, r.key(s));
 #pragma unroll
         for (int i = 0; i < WIDTH; i++)
           if (split.starts(0, i)) sums[i] += split.col(n) == i ? one : 0;
@@ -138,7 +138,7 @@ template <class D> FB_D Block known(const Spec &s, const Request &r, uint32_t le
 // Four Over Six for blocks larger than a tile: compare the two scales in a separate pass.
 template <class D> FB_D void weigh_tile(const Spec &s, const Request &r, const Tile &t, Vector<D> (&x)[SLOTS]) {
   if (!s.scaling.compares() || s.source == ON_CHIP) return;
-  rotate<D>(s, r.signs, t, x);
+  rotate<D>(s, r, t, x);
   const Grid g = s.grid.grid();
   const Group group = make_group(s.scaling, g.max, value(r.group_amax[0]));
   Gathering<Weighed> blocks(s.block_piece, r.blocks, t, r.four_less_six);
@@ -151,10 +151,10 @@ template <class D> FB_D void weigh_tile(const Spec &s, const Request &r, const T
       if (i < valid) {
         float amax = value(r.block_amax[r.blocks.at(t.row(k), t.col(k) + i)]);
         uint64_t index = t.index(k) + uint64_t(i);
-        uint32_t high = s.stochastic ? rounding_high(index, r.seed) : 0;
+        uint32_t high = s.stochastic ? rounding_high(index, r.key(s)) : 0;
         float size = D::widen(typename D::Storage(v.pick(i) & D::magnitude_mask));
         FourOverSix b = four_over_six(s.scaling, g.max, group, amax);
-        blocks.sum.sum += four_less_six(size, g, b, s.stochastic, high, index, r.seed);
+        blocks.sum.sum += four_less_six(size, g, b, s.stochastic, high, index, r.key(s));
       }
       blocks.after_element(k, i);
     }

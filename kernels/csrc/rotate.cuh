@@ -79,9 +79,9 @@ FB_D void turn(const Spec &s, float (&v)[8], uint32_t negative, int p, int n, in
 }
 
 // Return the signs of the eight positions from p on, as bits.
-FB_D uint32_t eight_signs(const Spec &s, const Signs &signs, int p) {
-  if (s.hadamard >= 8) return signs.negative[p >> 5] >> (p & 31);
-  uint32_t few = signs.negative[0] & ((1u << s.hadamard) - 1u), all = 0;
+FB_D uint32_t eight_signs(const Spec &s, const Request &r, int p) {
+  if (s.hadamard >= 8) return r.negative(s, p >> 5) >> (p & 31);
+  uint32_t few = r.negative(s, 0) & ((1u << s.hadamard) - 1u), all = 0;
 #pragma unroll
   for (int j = 0; j < 8; j += 2)
     if (j % s.hadamard == 0) all |= few << j;
@@ -91,12 +91,12 @@ FB_D uint32_t eight_signs(const Spec &s, const Signs &signs, int p) {
 FB_D int limited_to_128(int n) { return n < 0 ? 0 : n < 128 ? n : 128; }
 
 template <class D, bool WHOLE>
-FB_D void rotate_tile(const Spec &s, const Signs &signs, const Tile &t, Vector<D> (&x)[SLOTS]) {
+FB_D void rotate_tile(const Spec &s, const Request &r, const Tile &t, Vector<D> (&x)[SLOTS]) {
   const int size = s.hadamard;
   if (s.down) {
     int p = int(t.row0 % size);
     int n = limited_to_128(t.rows - (t.row0 - p));
-    uint32_t negative = eight_signs(s, signs, p);
+    uint32_t negative = eight_signs(s, r, p);
 #pragma unroll
     for (int i = 0; i < WIDTH; i += 2) {  // two columns, which are narrowed together
       float v[8], w[8];
@@ -112,7 +112,7 @@ FB_D void rotate_tile(const Spec &s, const Signs &signs, const Tile &t, Vector<D
     for (int k = 0; k < SLOTS; k++) {
       int p = int(t.col(k) % size);
       int n = limited_to_128(t.cols - (t.col(k) - p));
-      uint32_t negative = eight_signs(s, signs, p);
+      uint32_t negative = eight_signs(s, r, p);
       float v[8];
 #pragma unroll
       for (int i = 0; i < WIDTH; i++) v[i] = D::widen(x[k].get(i));
@@ -122,12 +122,12 @@ FB_D void rotate_tile(const Spec &s, const Signs &signs, const Tile &t, Vector<D
     }
   }
 }
-template <class D> FB_D void rotate(const Spec &s, const Signs &signs, const Tile &t, Vector<D> (&x)[SLOTS]) {
+template <class D> FB_D void rotate(const Spec &s, const Request &r, const Tile &t, Vector<D> (&x)[SLOTS]) {
   if (!s.hadamard) return;
   if (s.ragged) {
-    rotate_tile<D, false>(s, signs, t, x);
+    rotate_tile<D, false>(s, r, t, x);
   } else {
-    rotate_tile<D, true>(s, signs, t, x);
+    rotate_tile<D, true>(s, r, t, x);
   }
 }
 

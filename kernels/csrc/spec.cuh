@@ -36,6 +36,7 @@ struct Spec {
   int32_t stats, skips;            // 1: statistics are counted; 1: `skip` is given
   int32_t encodes;                 // the number of bits of a code; 0: the output is values
   int32_t piece, block_piece;      // the Piece for the parts of statistics and skip; the Piece for blocks (not ON_CHIP)
+  int32_t replayed;                // what the kernel of a CUDA graph reads from memory: seed (1), signs (2), both (3)
 };
 
 struct Parts {
@@ -66,9 +67,16 @@ struct Request {           // for one quantizer
   uint32_t *group_amax;    // one per group, the largest amax of its finite blocks; float32 bits
   int64_t *four_less_six;  // Four Over Six: the sum of `four_less_six` of each block
   uint64_t seed;
+  const uint64_t *seed_offset;   // with replayed & 1: in device memory, because replays of a CUDA graph differ
+  const uint32_t *sign_changes;  // with replayed & 2: the bits by which the signs of a replay differ from `signs`
   Signs signs;
   Parts parts, blocks;  // for statistics and skip; not ON_CHIP: the blocks
   uint32_t nan_code, inf_code;
+
+  FB_D uint64_t key(const Spec &s) const { return s.replayed & 1 ? seed + *seed_offset : seed; }
+  FB_D uint32_t negative(const Spec &s, int word) const {
+    return s.replayed & 2 ? signs.negative[word] ^ sign_changes[word] : signs.negative[word];
+  }
 };
 
 struct Call {

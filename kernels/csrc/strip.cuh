@@ -37,7 +37,7 @@ FB_D int tiles_in_strip(const Call &call) {
 }
 template <class D> FB_D void load_rotated(const Call &call, const Tile &t, bool again, Vector<D> (&x)[SLOTS]) {
   load<D>(call.x, t, again, x);
-  rotate<D>(spec<0>(), call.requests[0].signs, t, x);
+  rotate<D>(spec<0>(), call.requests[0], t, x);
 }
 
 // Return the address of a thread's vectors of tile `number` in shared memory; the vectors of neighbouring threads are

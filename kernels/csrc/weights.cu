@@ -12,7 +12,10 @@ struct WeightCall {
   void *out;
   int64_t count;  // the amount of noise: words (gaussian) or elements (uniform)
   uint64_t seed;
+  const uint64_t *seed_offset;                          // with replayed, as in Request
   int32_t rows, cols, block, uniform, aligned, unused;  // block: the side of a square; uniform: 1 for uniform noise
+
+  FB_D uint64_t key() const { return spec<0>().replayed ? seed + *seed_offset : seed; }
 };
 
 constexpr int WORDS_EACH = 4;  // the number of words of noise, 16 bytes, that a thread draws
@@ -23,18 +26,18 @@ template <class D, class O> FB_D void gaussian_noise(const WeightCall &call) {
   if (first + WORDS_EACH <= call.count) {
     uint32_t w[WORDS_EACH];
 #pragma unroll
-    for (int i = 0; i < WORDS_EACH; i++) w[i] = gaussian_word(uint64_t(first + i), call.seed);
+    for (int i = 0; i < WORDS_EACH; i++) w[i] = gaussian_word(uint64_t(first + i), call.key());
     *(uint4 *)(out + first) =
         uint4{w[0], w[1], w[2], w[3]};  // an ordinary store: the next kernel reads the noise, so caches should keep it
   } else {
-    for (int64_t i = first; i < call.count; i++) out[i] = gaussian_word(uint64_t(i), call.seed);
+    for (int64_t i = first; i < call.count; i++) out[i] = gaussian_word(uint64_t(i), call.key());
   }
 }
 
 template <class D, class O> FB_D void uniform_noise(const WeightCall &call) {
   int64_t first = (int64_t(blockIdx.x) * shape().threads + threadIdx.x) * WIDTH;
   if (first >= call.count) return;
-  Words r = philox(uint64_t(first) >> 3, NOISE, call.seed);
+  Words r = philox(uint64_t(first) >> 3, NOISE, call.key());
   Vector<Bf16> v{};
 #pragma unroll
   for (int i = 0; i < WIDTH; i++) v.set(i, Bf16::narrow(uniform_value((r.w[i / 2] >> (16 * (i % 2))) & 0xffffu)));

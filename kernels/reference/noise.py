@@ -21,7 +21,7 @@ NOISES: tuple[Noise, ...] = get_args(Noise)
 _WORD = 0xFFFFFFFF
 
 
-def philox4x32(counter: Sequence[Tensor], key: tuple[int, int]) -> Tensor:
+def philox4x32(counter: Sequence[Tensor], key: tuple[int | Tensor, int | Tensor]) -> Tensor:
     """Return the four output words [..., 4] of Philox4x32-10 for a counter of four words and a key of two words.
 
     Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.

@@ -138,9 +138,10 @@ def by_hand(config: Any, ranks: int) -> Rows:
                 quantization.begin(step, micro_batch, rank=rank)
                 with autocast:
                     loss = cross_entropy_loss(model(inputs), labels) / count
-                penalty = quantization.penalty()
-                (loss if penalty is None else loss + penalty / micro_batches / ranks).backward()
                 total += loss.detach()
+                if micro_batch == 0 and (penalty := quantization.penalty()) is not None:
+                    loss = loss + penalty / ranks
+                loss.backward()
             if model is not masters:
                 add_gradients(model, masters)
         if not sharded and ranks > 1:  # DDP takes the mean

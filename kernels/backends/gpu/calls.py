@@ -19,6 +19,7 @@ class Request(ctypes.Structure):
         ("codes", Packed),
         *[(name, ctypes.c_void_p) for name in ("scales", "group_scales", "block_amax", "group_amax", "four_less_six")],
         ("seed", ctypes.c_uint64),
+        *[(name, ctypes.c_void_p) for name in ("seed_offset", "sign_changes")],
         ("signs", ctypes.c_uint32 * SIGN_WORDS),
         ("parts", Parts),
         ("blocks", Parts),
@@ -48,6 +49,7 @@ class WeightCall(ctypes.Structure):
         *[(name, ctypes.c_void_p) for name in ("w", "grad", "bits", "noise", "out")],
         ("count", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
+        ("seed_offset", ctypes.c_void_p),
         *[(name, ctypes.c_int32) for name in ("rows", "cols", "block", "uniform", "aligned", "unused")],
     ]
 

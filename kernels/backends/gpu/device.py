@@ -32,6 +32,7 @@ from fewbits.kernels.backends.gpu.variants import DTYPE_NAMES, LOOKUP, Kernel, L
 from fewbits.kernels.backends.protocol import ABSENT, Part, Stored
 from fewbits.kernels.quantizer import Quantizer, parts_of
 from fewbits.kernels.reference.noise import Noise
+from fewbits.kernels.replays import CapturedSeeds, capture
 
 INFINITE = 0x7F800000
 NOISE_EACH = {"gaussian": 4, "uniform": 8}  # packed words (gaussian) or elements (uniform) that one thread draws
@@ -80,18 +81,23 @@ class Device(Compiled):
     def _run(self, x: Tensor, *jobs: Job) -> None:
         if not x.numel():
             _check_size(x)
+            for job in jobs:
+                job.set_statistics(x)
             return
         start = x.data_ptr()
         every_address, addresses = start, []
         key: list[Any] = [x.shape, x.dtype, x.get_device()]
+        replays = capture()
         for job in jobs:
-            out, counts, skip = job.out.data_ptr(), job.counts.data_ptr(), job.skip.data_ptr()
+            changes = (0, 0) if replays is None else _changes(replays, job)
+            job.replayed = bool(changes[0]) + 2 * bool(changes[1])
+            out, skip = job.out.data_ptr(), job.skip.data_ptr()
             codes, scales, groups = (0, 0, 0) if job.stored is None else (t.data_ptr() for t in job.stored)
             every_address |= out
-            addresses.append((out, counts, job.amax.data_ptr(), skip, codes, scales, groups))
+            addresses.append((out, skip, codes, scales, groups, *changes))
             name = job.q.spelling if job.q.hadamard is None else without_signs(job.q.spelling)
-            wanted = bool(out), bool(counts), bool(skip), bool(codes), codes & 15
-            key += (name, job.axis, job.partition, job.inverse, wanted)
+            wanted = bool(out), job.counted, bool(skip), bool(codes), codes & 15
+            key += (name, job.axis, job.partition, job.inverse, wanted, job.replayed)
         aligned = every_address & 15 == 0
         key.append(aligned)
         plan = self._plans.get(tuple(key))
@@ -101,18 +107,20 @@ class Device(Compiled):
         self._launch_plan(plan, x, start, jobs, addresses)
 
     def _launch_plan(self, plan: Plan, x: Tensor, start: int, jobs: tuple[Job, ...], addresses: list[Any]) -> None:
-        scratch = torch.zeros(plan.words, dtype=torch.int64, device=x.device) if plan.words else ABSENT
-        base = scratch.data_ptr()
+        memory = torch.zeros(plan.words, dtype=torch.int64, device=x.device) if plan.words else ABSENT
+        base = memory.data_ptr()
         arguments = plan.room.from_buffer_copy(plan.template)
         at = ctypes.addressof(arguments)
         FIRST.pack_into(arguments, 0, at + HEAD, start)
-        for job, request, own, packed, (out, counts, amax, skip, codes, scales, groups) in zip(
+        for job, request, own, packed, (out, skip, codes, scales, groups, *changes) in zip(
             jobs, REQUESTS, plan.scratches, plan.packed, addresses, strict=False
         ):
+            own.set_statistics(job, memory)
             block_amax, group_amax = base + 8 * own.blocks.start, base + 8 * own.groups.start
             ADDRESSES.pack_into(
-                *(arguments, request, out, counts, amax, skip, codes, *packed, scales, groups),
-                *(block_amax, group_amax, base + 8 * own.differences.start, job.seed),
+                *(arguments, request, out, job.counts.data_ptr(), job.amax.data_ptr(), skip),
+                *(codes, *packed, scales, groups, block_amax, group_amax, base + 8 * own.differences.start),
+                *(job.seed, *changes),
             )
             if job.q.hadamard is not None:
                 SIGNS.pack_into(arguments, request + ADDRESSES.size, *sign_words(job.q))
@@ -123,7 +131,7 @@ class Device(Compiled):
             if groups_after:
                 for job, own in zip(jobs, plan.scratches, strict=True):
                     if own.group_count and own.grid[0]:
-                        _group_amaxes(job, own.block_amax(scratch), own.group_amax(scratch))
+                        _group_amaxes(job, own.block_amax(memory), own.group_amax(memory))
 
     def _keep(self, key: tuple[Any, ...], plan: Plan) -> Plan:
         if len(self._plans) >= MOST_PLANS:
@@ -165,7 +173,10 @@ class Device(Compiled):
 
     def _draw(self, noise: Noise, out: Tensor, seed: int) -> None:
         call = WeightCall(out=out.data_ptr(), count=out.numel(), seed=seed)
-        variant = Variant("weights.cu", f"{noise}_noise", ("Bf16", "Bf16"), FLAT, (NO_SPEC,))
+        replays = capture()
+        call.seed_offset = 0 if replays is None else replays.address(seed)
+        spec = NO_SPEC._replace(replayed=int(bool(call.seed_offset)))
+        variant = Variant("weights.cu", f"{noise}_noise", ("Bf16", "Bf16"), FLAT, (spec,))
         if out.numel():
             blocks = -(-out.numel() // (NOISE_EACH[noise] * THREADS))
             self._launch(variant, blocks, call, out.device)
@@ -194,6 +205,12 @@ class Device(Compiled):
         call.rows, call.cols, call.block, call.uniform = *w.shape, block, noise == "uniform"
         if blocks:
             self._launch(variant, blocks, call, w.device)
+
+
+def _changes(replays: CapturedSeeds, job: Job) -> tuple[int, int]:
+    """Return the addresses from which the kernels of a captured job read the changes of its seed and of its signs."""
+    signs = job.q.signs
+    return replays.address(job.seed), replays.address(signs, signs=True) if isinstance(signs, int) else 0
 
 
 def _queue(kernel: Kernel, blocks: int, call: ctypes.Structure) -> None:

@@ -6,6 +6,7 @@ call only copies the arguments, adds addresses, seeds and signs, and launches th
 """
 
 import ctypes
+import math
 import struct
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -42,11 +43,12 @@ from fewbits.kernels.backends.gpu.variants import (
     Variant,
     spec_of,
 )
-from fewbits.kernels.backends.protocol import ABSENT
+from fewbits.kernels.backends.protocol import ABSENT, COUNTS
 from fewbits.kernels.quantizer import parts_of
 
-# The fields of a Request from `out` to `seed`: four addresses, the packed codes, five addresses, the seed.
-ADDRESSES = struct.Struct("=5Q2I6Q")
+# The fields of a Request from `out` to `sign_changes`: four addresses, the packed codes, five addresses, the seed, two
+# addresses.
+ADDRESSES = struct.Struct("=5Q2I8Q")
 SIGNS = struct.Struct("=4I")
 FIRST = struct.Struct("=2Q")  # the address of the arguments, which a launch needs, and the first argument: x's address
 BACKWARDS = struct.Struct("=i")
@@ -55,16 +57,25 @@ REQUESTS = tuple(HEAD + Call.requests.offset + i * ctypes.sizeof(Request) for i 
 
 
 class Scratch(NamedTuple):
-    """Slices of a call's int64 scratch memory for the intermediate results of one job (the work for one quantizer).
+    """Slices of a call's int64 memory for the statistics and the intermediate results of a job (one quantizer's work).
 
-    One kernel writes these results, and a later kernel of the call reads them.
+    One kernel writes intermediate results, and a later kernel of the call reads them. The memory is zero at first.
     """
 
     differences: slice  # Four Over Six: an int64 per block, the difference of the errors with its two candidate scales
     blocks: slice  # the amaxes of blocks, two in each int64
     groups: slice  # the amaxes of groups, two in each int64
+    statistics: slice  # the counts of parts and, two in each int64, their amaxes; empty if they are not wanted
     grid: tuple[int, int]  # blocks down and across; (0, 0) if no kernel looks up amaxes of blocks
     group_count: int  # the number of groups
+    parts: tuple[int, int]  # parts with statistics down and across; (0, 0) if no statistics are wanted
+
+    def set_statistics(self, job: Job, memory: Tensor) -> None:
+        """Let `job.counts` and `job.amax` be views of this memory, if statistics are wanted."""
+        if self.parts[0]:
+            own, count = memory[self.statistics], math.prod(self.parts)
+            job.counts = own[: count * COUNTS].view(*self.parts, COUNTS)
+            job.amax = own[count * COUNTS :].view(torch.float32)[:count].view(self.parts)
 
     def block_amax(self, scratch: Tensor) -> Tensor:
         return scratch[self.blocks].view(torch.int32)[: self.grid[0] * self.grid[1]].view(self.grid)
@@ -85,7 +96,7 @@ class Plan(NamedTuple):
     passes: tuple[Pass, ...]
     template: bytes  # space for the address of the arguments, then the arguments
     room: type[ctypes.Array[ctypes.c_char]]  # the ctypes type of a copy of the template
-    words: int  # the size of the scratch memory, in int64
+    words: int  # the size of the scratch memory and of all statistics, in int64
     scratches: tuple[Scratch, ...]  # one for each job
     packed: tuple[tuple[int, int], ...]  # for each job: row_bytes and aligned of its packed codes (calls.Packed)
 
@@ -105,7 +116,7 @@ def prepare(launcher: Launcher, x: Tensor, jobs: tuple[Job, ...], aligned: bool)
     for i, (job, spec) in enumerate(zip(jobs, specs, strict=True)):
         _fill(call.requests[i], x, job, shape)
         scratches.append(_scratch(x, job, spec, words))
-        words = scratches[-1].groups.stop
+        words = scratches[-1].statistics.stop
     template = bytes(HEAD) + bytes(call)
     return Plan(
         -(-x.shape[1] // shape.cols) if in_strips else tile_count(x, shape),
@@ -163,18 +174,19 @@ def _spec_for(job: Job, x: Tensor, shape: Shape, in_strips: bool) -> Spec:
         block_piece = parts_in(x, part, shape)[0]
         if covers_columns(x, part, shape) and not job.q.traits.compares:
             cols, block_piece = 1, COLUMNS
-    counted = job.counts is not ABSENT or job.skip is not ABSENT
+    counted = job.counted or job.skip is not ABSENT
     return spec_of(job.q, job.axis)._replace(
         ragged=int(job.q.hadamard is not None and x.shape[0 if job.axis == 0 else 1] % job.q.hadamard != 0),
         inverse=int(job.inverse),
         source=STRIP if in_strips else LOOKUP if block is None else ON_CHIP,
         block_rows=rows,
         block_cols=cols,
-        stats=int(job.counts is not ABSENT),
+        stats=int(job.counted),
         skips=int(job.skip is not ABSENT),
         encodes=job.q.format.bits if job.stored else 0,
         piece=parts_in(x, job.partition or (MOST, MOST), shape)[0] if counted else 0,
         block_piece=block_piece,
+        replayed=job.replayed,
     )
 
 
@@ -201,6 +213,10 @@ def _scratch(x: Tensor, job: Job, spec: Spec, start: int) -> Scratch:
     count = looked_up[0] * looked_up[1]
     blocks = start + (count if job.q.traits.compares else 0)
     after = blocks + (count + 1) // 2
+    statistics = after + (groups + 1) // 2
+    parts = parts_of(x.shape, job.partition) if job.counted and job.partition else (0, 0)
+    end = statistics + math.prod(parts) * COUNTS + (math.prod(parts) + 1) // 2
     return Scratch(
-        slice(start, blocks), slice(blocks, after), slice(after, after + (groups + 1) // 2), looked_up, groups
+        *(slice(start, blocks), slice(blocks, after), slice(after, statistics), slice(statistics, end)),
+        *(looked_up, groups, parts),
     )

@@ -51,6 +51,7 @@ class Spec(NamedTuple):
     encodes: int = 0
     piece: int = 0
     block_piece: int = 0
+    replayed: int = 0
 
 
 def spec_of(q: Quantizer, axis: int) -> Spec:

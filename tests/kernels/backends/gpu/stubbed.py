@@ -6,18 +6,25 @@ fewbits runs unchanged. A CPU build of torch has no CUDA, so the class `Torch` r
 that fewbits calls.
 """
 
+from __future__ import annotations
+
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from fewbits.kernels import operators, ops
 from fewbits.kernels.backends import build
 from fewbits.kernels.backends.gpu import cubins, cuda
 from fewbits.kernels.backends.gpu.device import Device
@@ -59,6 +66,71 @@ class Torch:
         patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: self.streams.get(index, 0), raising=False)
 
 
+class Graph(TorchDispatchMode):
+    """Records the driver's launches and torch's operators inside a `with` block, and replays them in the same order.
+
+    As while a CUDA graph is captured, no launch and no operator in place is executed. Other operators are executed
+    once, which allocates their results; a replay overwrites these.
+    """
+
+    def __init__(self, stub: Stub) -> None:
+        super().__init__()
+        self.stub = stub
+        self.nodes: list[Callable[[], object]] = []
+
+    def __enter__(self) -> Self:
+        self.stub.torch.capturing = True
+        assert self.stub.driver.cuStreamBeginCapture(None, 0) == 0
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._end_launches()
+        self.stub.torch.capturing = False
+
+    def replay(self) -> None:
+        for node in self.nodes:
+            node()
+
+    @contextmanager
+    def nested(self) -> Iterator[None]:
+        """Also record what runs below an operator of ours, where torch has suspended this mode."""
+        super().__enter__()
+        try:
+            yield
+        finally:
+            super().__exit__(None, None, None)
+
+    def _end_launches(self) -> None:
+        handle = ctypes.c_void_p()
+        assert self.stub.driver.cuStreamEndCapture(None, ctypes.byref(handle)) == 0
+        self.nodes.append(lambda: self.stub.driver.cuGraphLaunch(handle, None))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        run = operators._DIRECT.get(func.overloadpacket)
+        if run is not None and run.__module__ == ops.__name__:  # computed by the backend, whose launches are recorded
+            with self.nested():
+                return run(*args, **kwargs)
+        if func.is_view or func._schema.name.split("::")[1].startswith(("empty", "new_empty")):
+            return func(*args, **kwargs)
+        self._end_launches()
+        assert self.stub.driver.cuStreamBeginCapture(None, 0) == 0
+        if func._schema.is_mutable:
+            self.nodes.append(partial(func, *args, **kwargs))
+            return kwargs.get("out", args[0]) if func._schema.returns else None
+        result = func(*args, **kwargs)
+
+        def again() -> None:
+            for old, new in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(old, Tensor):
+                    old.copy_(new)
+
+        self.nodes.append(again)
+        return result
+
+
 @dataclass
 class Stub:
     driver: ctypes.CDLL
@@ -73,16 +145,8 @@ class Stub:
             self.driver.stub_launch(i, ctypes.byref(launch))
         return every
 
-    @contextmanager
-    def capture(self) -> Iterator[None]:
-        """Let torch and the driver report that the current stream is being captured, as within torch.cuda.graph."""
-        self.torch.capturing = True
-        self.driver.stub_set_capturing(1)
-        try:
-            yield
-        finally:
-            self.torch.capturing = False
-            self.driver.stub_set_capturing(0)
+    def capture(self) -> Graph:
+        return Graph(self)
 
 
 def unavailable() -> str | None:

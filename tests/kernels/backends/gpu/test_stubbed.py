@@ -7,10 +7,12 @@ import threading
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from fewbits.kernels.backends import reference
 from fewbits.kernels.backends.build import BuildError
@@ -22,6 +24,7 @@ from fewbits.kernels.backends.gpu.variants import Kernel, Launcher, Variant
 from fewbits.kernels.backends.gpu.warm import Recorder
 from fewbits.kernels.mixing import mix_matrix
 from fewbits.kernels.quantizer import Mixture, Quantizer
+from fewbits.kernels.replays import CapturedSeeds, step_seed
 from tests.kernels.backends.gpu import stubbed
 from tests.kernels.backends.gpu.stubbed import Stub
 from tests.kernels.backends.gpu.test_cuda_kernels_fit import CLASSES
@@ -201,6 +204,50 @@ def test_a_mixture_is_captured_after_its_first_use(stub: Stub) -> None:
     with stub.capture():
         mix_matrix(stub.device, x, MIXTURE, -1, 0)
     assert [launch.captured for launch in stub.launches[count:]] == [True] * count
+
+
+def quantize_by(text: str, axis: int) -> Callable[[Any, Tensor, int], object]:
+    def ask(backend: Any, x: Tensor, seed: int) -> object:
+        return backend.quantize(x, Quantizer.parse(text.replace("each", str(seed))), axis, seed, want_stats=True)
+
+    return ask
+
+
+REPLAYED = {
+    text: quantize_by(text, axis)
+    for text, axis in (
+        ("e2m1:1x16:nvfp4:stochastic", -1),
+        ("e4m3:channel:amax:stochastic:rht128:signs=each", 0),
+        ("e2m1:1x16:fouroversix:stochastic:rht16:signs=each", -1),
+        ("e2m1:64x64:fouroversix:stochastic", -1),
+        ("e2m1:1x16:eden:rht16:signs=each", 0),
+        ("e4m3:1x16:amax:rht4:signs=each", -1),
+        ("bf16:stochastic", -1),
+    )
+}
+REPLAYED["weights"] = lambda backend, x, seed: backend.sample_weight(x, torch.ones(2, 3), seed, "gaussian", 32, x.dtype)
+REPLAYED["uniform"] = lambda backend, x, seed: backend.uniform_noise(99, seed, x.device)
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+def test_a_replay_has_the_seed_and_the_signs_of_its_step(stub: Stub, name: str) -> None:
+    ask, x = REPLAYED[name], make("lognormal", (40, 72), torch.bfloat16)
+
+    def results(backend: Any, step: int) -> list[Tensor]:
+        return pytree.tree_leaves(ask(backend, x, step_seed(7, step, 2, 1)))
+
+    with CapturedSeeds(x.device).captured():  # loads the kernels
+        early = results(stub.device, 1)
+    seeds = CapturedSeeds(x.device)
+    with seeds.captured(), stub.capture() as graph:
+        captured = results(stub.device, 2)
+    for step in (1, 2, 9):
+        seeds.set_step(step)
+        graph.replay()
+        for got, want in zip(captured, results(reference, step), strict=True):
+            assert_same(got, want, f"step {step}")
+    for got, want in zip(early, results(reference, 1), strict=True):
+        assert_same(got, want, "before the capture")
 
 
 def test_a_first_decision_inside_a_capture_says_what_to_do(stub: Stub) -> None:

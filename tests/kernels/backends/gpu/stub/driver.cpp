@@ -70,6 +70,13 @@ Context contexts[DEVICES] = {{0}, {1}};
 thread_local Context *current;
 std::mutex mutex;  // the emulator runs one launch at a time
 std::vector<Launch> launches;
+struct Node {  // a captured launch with a copy of its arguments
+  Module *module;
+  uint32_t blocks, shared;
+  std::vector<char> arguments;
+};
+typedef std::vector<Node> Graph;
+Graph *graph;  // of the capture that has begun
 int version = 13000, loads, capturing;
 bool executes = true;
 uint64_t thread_count;
@@ -243,14 +250,33 @@ int cuLaunchKernel(Module *m, unsigned x, unsigned y, unsigned z, unsigned threa
            uint64_t(stream), own_thread, {}};
   snprintf(l.kernel, sizeof(l.kernel), "%s", m->kernel.c_str());
   launches.push_back(l);
-  if (executes && !capturing) execute(*m, x, shared, copy.data());
+  if (graph) {
+    graph->push_back(Node{m, x, shared, copy});
+  } else if (executes && !capturing) {
+    execute(*m, x, shared, copy.data());
+  }
+  return SUCCESS;
+}
+int cuStreamBeginCapture(void *, int) {
+  if (graph) return CAPTURE_UNSUPPORTED;
+  graph = new Graph, capturing = 1;
+  return SUCCESS;
+}
+int cuStreamEndCapture(void *, Graph **result) {
+  *result = graph;
+  graph = nullptr, capturing = 0;
+  return *result ? SUCCESS : INVALID_VALUE;
+}
+int cuGraphLaunch(Graph *replayed, void *) {
+  std::lock_guard<std::mutex> hold(mutex);
+  for (const Node &n : *replayed) execute(*n.module, n.blocks, n.shared, n.arguments.data());
   return SUCCESS;
 }
 
 // For tests.
 void stub_reset() {
   launches.clear();
-  version = 13000, loads = capturing = 0, executes = true;
+  version = 13000, loads = capturing = 0, executes = true, graph = nullptr;
 }
 void stub_set_version(int v) { version = v; }
 void stub_set_capturing(int on) { capturing = on; }
