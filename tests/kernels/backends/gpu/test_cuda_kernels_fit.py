@@ -23,6 +23,7 @@ from fewbits.kernels.backends.gpu.warm import Recorder
 from fewbits.kernels.backends.protocol import ERROR_ONE
 from fewbits.kernels.quantizer import Quantizer
 from tests.kernels.backends.gpu.device_checks import any_bytes
+from tests.kernels.inputs import make
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -45,7 +46,7 @@ def encode(text: str) -> Ask:
 def decode(text: str, axis: int = -1) -> Ask:
     q = Quantizer.parse(text)
     return lambda device, x: device.decode(
-        *any_bytes(q, axis, (x.shape[0], x.shape[1]), 0), q, axis, x.shape[1], x.dtype
+        *(t.to(x.device) for t in any_bytes(q, axis, (x.shape[0], x.shape[1]), 0)), q, axis, x.shape[1], x.dtype
     )
 
 
@@ -57,7 +58,7 @@ def decide(device: Device, x: Tensor) -> tuple[Tensor, Tensor]:
         device.quantize(source, q, -1, 1, want_values=False, want_stats=True, partition=part)[1]
         for source in (x, x.flip(0))
     )
-    choice, decided = torch.empty(first.shape[:2], dtype=torch.int8), torch.empty(first.shape[:2], dtype=torch.bool)
+    choice, decided = (torch.empty(first.shape[:2], dtype=d, device=x.device) for d in (torch.int8, torch.bool))
     device.decide(0, 3, first, choice, decided, limit=0.022 * ERROR_ONE)
     device.decide(1, 3, first, choice, decided, other=second)
     device.decide(2, 3, second, choice, decided, limit=200.0, extent=device.extent(x, part))
@@ -65,11 +66,11 @@ def decide(device: Device, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def bits(x: Tensor) -> Tensor:
-    return torch.ones(-(-x.shape[0] // 32), -(-x.shape[1] // 32))
+    return torch.ones(-(-x.shape[0] // 32), -(-x.shape[1] // 32), device=x.device)
 
 
 def skip(x: Tensor, part: tuple[int, int]) -> Tensor:
-    return torch.zeros(-(-x.shape[0] // part[0]), -(-x.shape[1] // part[1]), dtype=torch.bool)
+    return torch.zeros(-(-x.shape[0] // part[0]), -(-x.shape[1] // part[1]), dtype=torch.bool, device=x.device)
 
 
 USUAL = (512, 512)
@@ -157,6 +158,18 @@ CLASSES: dict[str, tuple[Ask, torch.dtype, tuple[int, int]]] = {
         USUAL,
     ),
 }
+SIZES = {"channel": (3, 2056), "encode, e5m2, channel, fp32": (3, 2056), "channel down": (2048, 24)}
+SIZES |= {name: (2056, 24) for name in CLASSES if name.startswith("channel down, many rows")}
+SIZES["channel down, 8192 rows"] = (4104, 24)
+
+
+def input_of(name: str, columns: int) -> Tensor:
+    """Return a small matrix for the class `name`, of the size in SIZES, or of 136 rows."""
+    _, dtype, shape = CLASSES[name]
+    rows, columns = SIZES.get(name, (136, columns))
+    return make("lognormal", (rows, columns - shape[1] % 2), dtype)
+
+
 SHORT = (  # compiled in every run: each file of kernels, and the largest of quantize.cu
     "nvfp4, stochastic, rht16",
     "tensor, amax",

@@ -24,6 +24,16 @@ template <class F> void with_dtype(int dtype, F f) {
 // Set the seed of the order in which later launches run threads and CTAs; 0: numeric order.
 extern "C" void simt_shuffle(uint64_t seed) { simt::shuffle = seed; }
 extern "C" uint64_t simt_atomics() { return simt::atomics; }
+// Remove the barrier FILE:LINE from all later launches. It is called before the first launch.
+extern "C" void simt_remove(const char *barrier) { simt::removed = barrier; }
+// Return the names of the barriers that threads have reached since the last call, each with a space behind it.
+extern "C" const char *simt_reached() {
+  static std::string names;
+  names.clear();
+  for (simt::Barrier *barrier : simt::barriers)
+    if (barrier->reached) names += barrier->name + " ", barrier->reached = false;
+  return names.c_str();
+}
 
 extern "C" void simt_quantize(int kernel, int dtype, const fb::Variant *variant, unsigned blocks, unsigned shared,
                               const fb::Call *call) {

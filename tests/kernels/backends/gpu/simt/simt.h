@@ -6,7 +6,9 @@
 // aborts with a message. So divergence that hangs a GPU, or is undefined there, is detected.
 //
 // The seed `shuffle` determines the order of threads and CTAs. Tests change it for every launch, so results that depend
-// on the order, for example because a barrier is missing, change too.
+// on the order, for example because a barrier is missing, change too. Compiled with -fsanitize=thread, the emulator
+// also reports races that change no result (sanitizer.h); the barrier that `removed` names is then left out, to test
+// this.
 //
 // Static shared memory is the library's thread-local segment, which contains nothing else. It and the dynamic shared
 // memory are filled with a pattern before each CTA, because a GPU does not clear them either. Dynamic shared memory has
@@ -23,7 +25,10 @@
 #include <ucontext.h>
 #include <functional>
 #include <numeric>
+#include <string>
 #include <vector>
+
+#include "sanitizer.h"
 
 namespace simt {
 
@@ -34,10 +39,13 @@ inline Dim thread, block, grid;
 
 constexpr int WARP = 32, MAX_THREADS = 1024;
 constexpr size_t STACK = 128 << 10;
+// Under the sanitizer: the bytes of a stack that kernels use, and the number of its fibers, of which it allows 8,128.
+constexpr size_t CHECKED_STACK = 16 << 10, MOST_CHECKED = 4096;
 
 struct Fiber {
   void *stack_pointer;
   bool done;
+  void *checked;  // the sanitizer's fiber
 };
 struct Meeting {  // a barrier for the lanes of a warp or for all threads of a CTA
   int expected, arrived;
@@ -50,7 +58,9 @@ inline void *main_stack_pointer;
 inline char *stacks;
 inline Meeting warps[MAX_THREADS / WARP], everyone;
 inline int threads, running;
-inline long idle;  // how many times in a row a fiber found that it still has to wait
+inline void *host;                    // the sanitizer's fiber that called `run`
+inline char ended, barrier_turns[2];  // the sanitizer orders threads by these addresses
+inline long idle;                     // how many times in a row a fiber found that it still has to wait
 inline const std::function<void()> *body;
 
 // An order of the numbers below `count`: first, first + stride, first + 2 stride, ... modulo count.
@@ -132,20 +142,21 @@ simt_switch:
   abort();
 }
 
-inline void go_to(int next) {
+UNCHECKED inline void go_to(int next) {
   int from = running;
   running = next;
   thread.x = unsigned(next);
+  sanitizer::go_to(fibers[next].checked);
   simt_switch(&fibers[from].stack_pointer, fibers[next].stack_pointer);
 }
-inline void let_others_run() {
+UNCHECKED inline void let_others_run() {
   int next = running;
   do next = int((unsigned(next) + thread_order.stride) % unsigned(threads));
   while (fibers[next].done && next != running);
   if (++idle > 8l * threads) fail("threads wait for some that never come");
   if (next != running) go_to(next);
 }
-inline void meet(Meeting &m) {
+UNCHECKED inline void meet(Meeting &m) {
   unsigned turn = m.turn;
   if (++m.arrived == m.expected) {
     m.arrived = 0, m.turn++, idle = 0;
@@ -153,17 +164,42 @@ inline void meet(Meeting &m) {
   }
   while (m.turn == turn) let_others_run();
 }
-inline void enter() {
+UNCHECKED inline void enter() {
   (*body)();
+  sanitizer::release(&ended);
   fibers[running].done = true;
   idle = 0;
   for (int i = 0; i < threads; i++)
     if (int next = int(thread_order(unsigned(i))); !fibers[next].done) go_to(next);
-  void *ended;
-  simt_switch(&ended, main_stack_pointer);
+  void *last;
+  sanitizer::go_to(host);
+  simt_switch(&last, main_stack_pointer);
 }
 
-inline uint32_t shuffled(uint32_t v, int from) {
+struct Barrier;
+inline std::vector<Barrier *> barriers;  // those that a thread has reached
+inline std::string removed;              // the name of the barrier that lets all threads pass
+
+struct Barrier {     // a call of __syncthreads in the sources
+  std::string name;  // FILE:LINE
+  bool waits, reached = false;
+  UNCHECKED Barrier(const char *file, int line) {
+    const char *slash = strrchr(file, '/');
+    name = std::string(slash ? slash + 1 : file) + ":" + std::to_string(line);
+    waits = name != removed;
+    barriers.push_back(this);
+  }
+  UNCHECKED void wait() {
+    reached = true;
+    if (!waits) return;
+    char *turn = &barrier_turns[everyone.turn & 1];  // all threads leave a barrier before the next but one
+    sanitizer::release(turn);
+    meet(everyone);
+    sanitizer::acquire(turn);
+  }
+};
+
+UNCHECKED inline uint32_t shuffled(uint32_t v, int from) {
   int lane = running % WARP;
   Meeting &m = warps[running / WARP];
   uint32_t *said = m.said[m.turn & 1];  // the next meeting uses the other half; a thread is at most one meeting ahead
@@ -215,14 +251,19 @@ struct Dynamic {  // dynamic shared memory, and behind it a margin that no kerne
 inline Dynamic dynamic;
 inline void *dynamic_shared() { return dynamic.start(); }
 
-inline void run(unsigned blocks, int thread_count, size_t dynamic_bytes, const std::function<void()> &kernel) {
+UNCHECKED inline void run(unsigned blocks, int thread_count, size_t dynamic_bytes,
+                          const std::function<void()> &kernel) {
   if (thread_count % WARP || thread_count > MAX_THREADS) fail("threads come in warps, up to 1024");
   if (!stacks) stacks = (char *)aligned_alloc(4096, STACK * MAX_THREADS);
   body = &kernel, threads = thread_count, grid.x = blocks;
   thread_order = order_of(shuffle, unsigned(threads));
   const Memory shared = shared_memory();
   dynamic.resize(dynamic_bytes);
+  host = sanitizer::host();
+  std::vector<void *> used;  // the sanitizer's fibers of earlier CTAs
   for (unsigned turn = 0; turn < blocks; turn++) {
+    sanitizer::renew(shared.start, shared.size);
+    sanitizer::renew(dynamic.start(), dynamic_bytes + Dynamic::MARGIN);
     memset(shared.start, POISON, shared.size);
     dynamic.poison();
     block.x = order_of(shuffle, blocks)(turn), idle = 0;
@@ -237,12 +278,21 @@ inline void run(unsigned blocks, int thread_count, size_t dynamic_bytes, const s
       top = (void **)((char *)top - 8) - 20;
       top[11] = (void *)enter;
 #endif
-      fibers[i] = Fiber{top, false};
+      sanitizer::renew(stacks + STACK * size_t(i + 1) - CHECKED_STACK, CHECKED_STACK);
+      fibers[i] = Fiber{top, false, sanitizer::created()};
+      used.push_back(fibers[i].checked);
     }
     thread.x = thread_order.first, running = int(thread.x);
+    sanitizer::go_to(fibers[running].checked);
     simt_switch(&main_stack_pointer, fibers[running].stack_pointer);
     dynamic.check();
+    if (used.size() > MOST_CHECKED) {
+      for (void *fiber : used) sanitizer::destroy(fiber);
+      used.clear();
+    }
   }
+  sanitizer::acquire(&ended);
+  for (void *fiber : used) sanitizer::destroy(fiber);
 }
 
 }  // namespace simt
@@ -266,7 +316,11 @@ template <class T> inline void __stcs(T *p, T v) {
   if (uintptr_t(p) % sizeof(T)) simt::fail("a store that is not aligned to its size");
   *p = v;
 }
-inline void __syncthreads() { simt::meet(simt::everyone); }
+#define __syncthreads()                               \
+  [] {                                                \
+    static simt::Barrier barrier(__FILE__, __LINE__); \
+    barrier.wait();                                   \
+  }()
 inline uint32_t __shfl_xor_sync(uint32_t, uint32_t v, int d) {
   return simt::shuffled(v, simt::running % simt::WARP ^ d);
 }
@@ -307,6 +361,16 @@ inline uint32_t __vmaxu2(uint32_t a, uint32_t b) {
 }
 // Return the smaller of each pair of unsigned 16-bit halves.
 inline uint32_t __vminu2(uint32_t a, uint32_t b) { return a ^ b ^ __vmaxu2(a, b); }
-inline void atomicMax(uint32_t *p, uint32_t v) { simt::atomics++, *p = *p > v ? *p : v; }
-inline void atomicMin(uint32_t *p, uint32_t v) { simt::atomics++, *p = *p < v ? *p : v; }
-inline void atomicAdd(unsigned long long *p, unsigned long long v) { simt::atomics++, *p += v; }
+UNCHECKED inline void count_atomic() { simt::atomics++; }
+inline void atomicMax(uint32_t *p, uint32_t v) {
+  count_atomic();
+  if (__atomic_load_n(p, __ATOMIC_RELAXED) < v) __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
+inline void atomicMin(uint32_t *p, uint32_t v) {
+  count_atomic();
+  if (__atomic_load_n(p, __ATOMIC_RELAXED) > v) __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
+inline void atomicAdd(unsigned long long *p, unsigned long long v) {
+  count_atomic();
+  __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
