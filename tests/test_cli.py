@@ -218,12 +218,6 @@ def test_doctor_names_the_backend_that_the_kernels_choose(monkeypatch: pytest.Mo
     assert bool(problems) == (forced == "fast" or (forced == "cuda" and "cuda" not in facts))
 
 
-def test_doctor_finds_a_backend_that_does_not_exist() -> None:
-    answer = fewbits("doctor", FEWBITS_BACKEND="fast")
-    assert answer.returncode == 1
-    assert "\nproblem: FEWBITS_BACKEND=fast is unknown: valid values are reference, cpu, cuda\n" in answer.stdout
-
-
 @pytest.mark.parametrize(
     ("script", "note"),
     [

@@ -119,18 +119,6 @@ def test_the_table_has_a_line_for_each_model(capsys: pytest.CaptureFixture[str])
     assert "squared ReLU 16384, LayerNorm1p, RoPE on 50%" in nemotron
 
 
-def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["models", "--help"])
-    assert stopped.value.code == 0
-    assert "fewbits list models --json" in capsys.readouterr().out
-
-
-def test_an_unknown_option_is_a_value_error() -> None:
-    with pytest.raises(ValueError, match="list: unrecognized arguments: --xml"):
-        main(["models", "--xml"])
-
-
 def test_it_lists_the_models_of_the_users_config_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

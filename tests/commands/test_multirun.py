@@ -53,20 +53,6 @@ def test_the_axes_are_the_keys_of_overrides_with_several_values() -> None:
     assert cell.overrides == ("a=1", "seed=1", "b=x", "c=0.5", "+d=[1,2]")
 
 
-def test_a_failure_is_status_1(cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """If one trial of a multirun fails (by a file in place of its folder `checkpoints`), the exit status is 1."""
-    assert multirun(cache, tmp_path / "runs", "seed=0,1") == 0
-    for folder in list((tmp_path / "runs").glob("*-s1-*")):
-        for path in sorted(folder.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
-        (folder / "checkpoints").write_text("no folder")
-    assert multirun(cache, tmp_path / "runs", "seed=0,1") == 1
-    shown = capfd.readouterr()
-    assert "2 trials: 1 done, 1 failed\n" in shown.out
-    assert "failed: " in shown.err
-    assert "Traceback (most recent call last):\n  File" not in shown.err.partition("failed: ")[0]
-
-
 @pytest.mark.parametrize(
     ("word", "message"),
     [

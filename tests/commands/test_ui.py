@@ -98,22 +98,6 @@ def test_a_server_elsewhere_is_not_served_again(tmp_path: Path, monkeypatch: pyt
         ui.main(["--runs", str(tmp_path)])
 
 
-def test_a_database_that_mlflow_does_not_open_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """If MLflow cannot open the database, for example one made by another version, one line with advice is printed.
-
-    The line has the database, the reason and the command that helps.
-    """
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    (tmp_path / connection.DATABASE).write_bytes(b"of another kind, and longer than nothing")
-    (port,) = free_ports(1)
-    assert cli.main(["ui", "--runs", str(tmp_path), "--port", str(port)]) == 2
-    error = capfd.readouterr().err.splitlines()[-1]
-    for value in (f"sqlite:///{tmp_path / connection.DATABASE}", "file is not a database", "`fewbits ui`"):
-        assert value in error
-
-
 def test_the_pages_of_a_store_are_those_of_its_own_experiments(tmp_path: Path) -> None:
     """Check that the experiment with the newest run comes first, and that those of other stores are not named."""
     uri, mine, other = f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path / "mine", tmp_path / "other"

@@ -1,6 +1,5 @@
 """Test that training computes what the recipe says, and that tables and result describe what was computed."""
 
-import dataclasses
 import functools
 import math
 import re
@@ -25,7 +24,6 @@ from fewbits.experiments.session import Progress
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.results import decision_shares, decisions, entry_names
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.experiments.training import run
 from fewbits.experiments.trial import INITIAL, ORDER, ROUNDING
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.registry import build, flops_per_token
@@ -64,13 +62,6 @@ def test_a_recipe_of_bf16_operands_is_the_unquantized_model(model: str, cache: P
     assert metric(high, "loss") == metric(cast, "loss") == losses
     assert metric(high, "gradient_norm") == metric(cast, "gradient_norm") == norms
     assert metric(high, "learning_rate") == rates
-
-
-def test_the_output_of_wgrad_is_the_recipes(cache: Path, tmp_path: Path) -> None:
-    rounded, _ = train(cache, tmp_path, "training.steps=3")
-    kept, _ = train(cache, tmp_path, "training.steps=3", "recipe.wgrad.output=fp32")
-    assert metric(rounded, "loss")[0] == metric(kept, "loss")[0]
-    assert metric(rounded, "gradient_norm")[0] != metric(kept, "gradient_norm")[0]
 
 
 def test_accumulating_gradients_is_one_large_batch(cache: Path, tmp_path: Path) -> None:
@@ -253,41 +244,6 @@ def test_the_samplers_penalty_is_part_of_what_is_minimised(cache: Path, tmp_path
     assert (bits.diff().dropna() < 0).all()
 
 
-def test_evaluating_more_often_changes_nothing_else(cache: Path, tmp_path: Path) -> None:
-    asked = (*GAUSSWS_MOR, "recipe.sampler.in_evaluation=true", "training.steps=4")
-    seldom, _ = train(cache, tmp_path, *asked, "evaluation.every=4")
-    often, _ = train(cache, tmp_path, *asked, "evaluation.every=1")
-    for name in ("loss", "gradient_norm"):
-        assert metric(seldom, name) == metric(often, name)
-    assert metric(seldom, "validation_loss")[-1] == metric(often, "validation_loss")[-1]
-    assert (seldom.path / "numerics.parquet").read_bytes() == (often.path / "numerics.parquet").read_bytes()
-
-
-def test_observing_changes_nothing(cache: Path, tmp_path: Path) -> None:
-    asked = ("recipe=nvfp4", "training.steps=4")
-    off, _ = train(cache, tmp_path, *asked, "observer.enabled=false")
-    on, _ = train(cache, tmp_path, *asked, "observer.every=1", "observer.gradients_every=1")
-    assert metric(off, "loss") == metric(on, "loss")
-    assert metric(off, "validation_loss")[-1] == metric(on, "validation_loss")[-1]
-
-
-def test_a_late_switch_changes_nothing_before_it(cache: Path, tmp_path: Path) -> None:
-    def losses_of(*more: str) -> list[float]:
-        return metric(train(cache, tmp_path, "recipe=nvfp4", "training.steps=6", *more)[0], "loss")
-
-    losses = losses_of()
-    runs = {
-        passes: losses_of("recipe.switch.at=0.5", f"recipe.switch.passes={passes}")
-        for passes in ("both", "forward", "backward")
-    }
-    for switched in runs.values():
-        assert switched[:3] == losses[:3]
-        assert switched[4:] != losses[4:]
-    assert runs["forward"][3] == runs["both"][3] != losses[3]  # this loss depends only on the forward pass
-    assert runs["backward"][3] == losses[3]
-    assert len({tuple(losses) for losses in runs.values()}) == 3
-
-
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.deep)])
 def test_compiled_training_in_fp32_is_eager_training_but_for_the_order_of_sums(
     backend: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -315,13 +271,6 @@ def test_flops_are_those_of_matrices_and_attention() -> None:
     hybrid = load_trial(["model=hybrid-nano"])[0].model
     # one attention block: four heads of 64
     assert flops_per_token(hybrid, 257) - flops_per_token(hybrid, 256) == 12 * 256
-
-
-def test_a_trial_can_be_run_from_python(cache: Path, tmp_path: Path) -> None:
-    trial, runtime = load_trial(overrides(cache, tmp_path, "training.steps=2"))
-    folder, result = run(trial, dataclasses.replace(runtime, keep_every=1))
-    assert result["step"] == 2
-    assert sorted(path.name for path in folder.kept.iterdir()) == ["step-00000001", "step-00000002"]
 
 
 # Executed FP8 products

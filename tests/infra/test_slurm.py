@@ -51,10 +51,6 @@ except KeyboardInterrupt:
 """
 
 
-def test_it_is_bash() -> None:
-    subprocess.run(["bash", "-n", str(SCRIPT)], check=True)
-
-
 @pytest.mark.skipif(
     shutil.which("shellcheck") is None, reason="shellcheck is not installed: apt-get install shellcheck"
 )

@@ -224,21 +224,6 @@ def test_signs_drawn_for_each_gemm_are_its_operands_alike_and_no_other_gemms() -
     assert set(read_specs(other, other.layers[0], 0, 0)) < seen  # a new model repeats them, as a resumed trial must
 
 
-def test_signs_drawn_for_each_gemm_leave_all_three_products_as_they_are() -> None:
-    layer, quantization = one_layer(recipe(EACH, output="fp32"), 32, 48)
-    dy = normal(53, 48, seed=2)
-    for micro_batch in range(2):
-        layer.weight.grad = None
-        quantization.begin(3, micro_batch)
-        x = normal(53, 32, seed=1).requires_grad_()
-        y = layer(x)
-        y.backward(dy)
-        w, rows = layer.weight.detach().double(), x.detach().double()
-        exact = (rows @ w.t(), dy.double() @ w, dy.t().double() @ rows)
-        for product_, want in zip((y, grad_of(x), grad_of(layer.weight)), exact, strict=True):
-            assert (product_ - want).norm() / want.norm() < 1e-6
-
-
 def test_layers_that_read_one_tensor_turned_for_each_gemm_do_not_share_it() -> None:
     """Check that two layers with the same input quantize it separately if each draws its own rotation signs."""
     fork = Fork()
@@ -528,30 +513,6 @@ def test_evaluation_and_observation_change_no_bit_of_training() -> None:
 
 
 # ---- features of torch
-
-
-def test_activation_checkpointing_gives_the_same_bits() -> None:
-    spec = recipe(SR, SR, SR, SR, f"{SR}:rht16", f"{SR}:rht16", sampler={"kind": "gaussws"})
-    runs, rows = [], []
-    for recompute in (False, True):
-        model = nn.Sequential(
-            *(nn.Sequential(linear(32, 48, seed=i), nn.ReLU(), linear(48, 32, seed=i + 5)) for i in (1, 2))
-        )
-        for module in model.modules():
-            module.part = "up"  # type: ignore[assignment]
-        observer = Observer(ObserverConfig(every=1, gradients_every=1))
-        quantization = quantize(model, spec, observer=observer)
-        x = normal(24, 32, seed=3, dtype=torch.bfloat16).requires_grad_()
-        for micro_batch in range(2):
-            quantization.begin(0, micro_batch)
-            y: Tensor = x
-            for block in model:
-                y = checkpoint(block, y, use_reentrant=False) if recompute else block(y)
-            y.square().sum().backward()
-        runs.append([y.detach(), *(p.grad for p in (x, *model.parameters()) if p.grad is not None)])
-        rows.append(observer.rows(0, quantization.layers))
-    assert equal(*runs)
-    assert rows[0] == rows[1]  # the statistics of recomputed passes are not recorded again
 
 
 def test_autocast_computes_in_its_dtype_over_fp32_parameters() -> None:

@@ -14,7 +14,6 @@ from fewbits.models.recipe import PARTS, SLOTS, SQUARES, Operands, Recipe, Slot,
 from tests.models.quantized import NVFP4, recipe
 
 E4M3 = Quantizer.parse("e4m3:1x128:amax")
-SQUARE = Quantizer.parse("e4m3:128x128:gam")
 
 
 def axes(operands: Operands) -> dict[str, int]:
@@ -36,14 +35,6 @@ def test_same_is_the_slot_of_the_other_gemm_blocks_and_all() -> None:
     o = recipe("e4m3:1x128:amax", "e5m2:1x64:gam", "e4m3", "same", "same", "same").operands
     assert (o["dgrad.w"], o["wgrad.dy"], o["wgrad.x"]) == (o["fprop.w"], o["dgrad.dy"], o["fprop.x"])
     assert o["dgrad.w"].axis == -1
-
-
-def test_high_is_nothing_and_a_bar_makes_a_mixture() -> None:
-    o = recipe("high", "e4m3:128x128:gam @ error<0.045 | bf16", "high", "e4m3", "high", "high").operands
-    assert (o["fprop.x"].spec, o["wgrad.dy"].spec) == (None, None)
-    assert isinstance(o["fprop.w"].spec, Mixture)
-    assert o["dgrad.w"].spec == Quantizer.parse("e4m3")
-    assert Recipe().operands == recipe("high").operands
 
 
 # Quantizer or mixture: whether it gives the same values for blocks along both axes of a tensor.
@@ -115,14 +106,6 @@ def test_a_switch_takes_the_operands_of_its_passes(passes: str) -> None:
         slot: before[slot] for slot in before if slot not in changed
     }
     assert spec.switches
-
-
-def test_same_still_means_what_was_quantized_when_the_forward_alone_switches() -> None:
-    """Check that a slot with `same` keeps the quantizer that fprop had before a switch of only the forward pass."""
-    spec = recipe(str(E4M3), str(E4M3), "high", "same", "high", "same", switch={"at": 0.5, "passes": "forward"})
-    after = spec.switched
-    assert (after["fprop.x"].spec, after["fprop.w"].spec) == (None, None)
-    assert (after["dgrad.w"], after["wgrad.x"]) == (Slot(E4M3, -1), Slot(E4M3, -1))
 
 
 def test_a_recipe_whose_switch_changes_nothing_does_not_switch() -> None:

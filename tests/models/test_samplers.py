@@ -15,7 +15,7 @@ from fewbits.models.quantize import quantize
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import SLOTS, Recipe
 from tests.kernels.inputs import grad_of
-from tests.models.quantized import E4M3, MIXED, Calls, batch, linear, noisy, normal, one_layer, recipe, tiny
+from tests.models.quantized import MIXED, Calls, batch, linear, noisy, normal, recipe, tiny
 
 SEED = 11
 NOISE = {"gaussws": "gaussian", "diffq": "uniform"}
@@ -186,12 +186,6 @@ def test_layers_that_are_kept_are_not_sampled() -> None:
     without = [layer.name for layer in quantization.layers if layer.bit_scale is None]
     assert without == quantization.kept
     assert len(without) == 5
-
-
-def test_all_bits_begin_at_init_and_a_layer_without_noise_has_none() -> None:
-    layer = sampled(40, 70, init=6, target=4)
-    assert torch.equal(bits_of(layer), torch.full((3, 2), 6.0))
-    assert one_layer(recipe(E4M3), 32, 48)[0].bits is None
 
 
 def test_evaluation_is_without_noise_unless_the_recipe_says_so() -> None:

@@ -90,18 +90,3 @@ def test_a_compiled_layer_has_the_bits_and_gradients_of_an_eager_one() -> None:
             call(X).float().square().sum().backward()
             torch.optim.SGD(linear.parameters(), lr=0.1).step()
         assert_same(compiled.weight.detach(), eager.weight.detach())
-
-
-def test_a_linear_layer_has_the_bits_of_torch_s_own() -> None:
-    x = torch.randn(2, 5, 6, generator=generator(2)).bfloat16()
-    own, torch_s = x.clone().requires_grad_(), x.clone().requires_grad_()
-    linear = layer()
-    weight = linear.weight.detach().clone().requires_grad_()
-    y, expected_y = linear(own), torch.nn.functional.linear(torch_s, weight.bfloat16())
-    assert_same(y, expected_y)
-    for result in (y, expected_y):
-        result.square().sum().backward()
-    for got, want in ((own.grad, torch_s.grad), (linear.weight.grad, weight.grad)):
-        assert got is not None
-        assert want is not None
-        assert_same(got, want)

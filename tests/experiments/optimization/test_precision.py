@@ -13,18 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fewbits.experiments import training
 from fewbits.experiments.config import load_trial
-from fewbits.experiments.devices import World
 from fewbits.experiments.optimization.optimizers import OptimizerConfig, make_optimizer
 from fewbits.experiments.optimization.precision import PATIENCE, LossScaler, Policy, Precision
 from fewbits.experiments.optimization.update_records import LOWEST, gradient_counts, update_counts
-from fewbits.experiments.session import with_data
-from fewbits.experiments.state import set_up
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.experiments.trial import ORDER
-from fewbits.kernels.seeds import derive_seed
 from fewbits.sweeps.tracking.points import trial_points
 from tests.experiments.trial_inputs import metric, overrides, tensors, train
 from tests.messages import naming
@@ -69,29 +63,6 @@ def on_grid(x: Tensor, name: str) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------ the default
-
-
-def test_the_default_policy_trains_as_a_loop_without_one(cache: Path, tmp_path: Path) -> None:
-    trial, runtime = load_trial(overrides(cache, tmp_path, *SHORT, "schedule=constant"))
-    trial, corpus = with_data(trial, runtime)
-    trained, plain = (set_up(trial, torch.device("cpu")) for _ in range(2))
-    for step in range(3):
-        row = training.gradients(trained, trial, corpus, World(torch.device("cpu")), training._Loss(trained.model))
-        assert row.keys() == {"step", "tokens", "loss", "loss_max", "gradient_norm", "learning_rate"}
-        trained.policy.update(step, row)
-        for micro in range(2):
-            plain.quantization.begin(step, micro)
-            batch = corpus.batch("train", 4 * step + 2 * micro, 2, 64, derive_seed(trial.seed, ORDER))
-            (plain.model.loss(*batch) / 2).backward()
-        torch.nn.utils.clip_grad_norm_(plain.model.parameters(), 1.0)
-        plain.optimizer.step()
-        for state in (trained, plain):
-            state.optimizer.zero_grad()
-        trained.step, trained.position = step + 1, 4 * (step + 1)
-    for ours, theirs in zip(trained.model.parameters(), plain.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-    assert trained.policy.state() == {}
-    assert trained.policy.results() == {}
 
 
 def test_the_default_is_named_mixed_and_records_nothing(cache: Path, tmp_path: Path) -> None:

@@ -49,14 +49,6 @@ def test_warm_up_rises_evenly_from_above_zero_to_the_peak_reached_once_it_is_ove
         assert values[:5] == [1 / 5, 2 / 5, 3 / 5, 4 / 5, 1.0]
 
 
-def test_constant_stays_at_the_peak() -> None:
-    assert curve(ScheduleConfig(kind="constant", final_ratio=0.1), 5) == [1.0] * 5
-
-
-def test_a_branch_decays_to_zero_from_the_peak_and_wastes_no_update() -> None:
-    assert curve(ScheduleConfig(kind="linear"), 4) == [1.0, 0.75, 0.5, 0.25]
-
-
 def test_the_final_ratio_is_reached_one_update_after_the_last() -> None:
     values = curve(ScheduleConfig(kind="linear", final_ratio=0.2), 8)
     assert values[-1] == pytest.approx(0.2 + 0.8 / 8)

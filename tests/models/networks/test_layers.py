@@ -7,9 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fewbits.kernels.layers.attention import rotate
 from fewbits.models.networks.layers import (
-    ACTIVATIONS,
     NORMS,
     Linear,
     Rope,
@@ -74,11 +72,6 @@ def test_a_norm_starts_as_the_bare_norm(norm: str) -> None:
     torch.testing.assert_close(NORMS[norm](48, EPS, True)(x), bare)
 
 
-def test_gelu_is_the_exact_one() -> None:
-    x = normal(100)
-    torch.testing.assert_close(ACTIVATIONS["gelu"](x), x * 0.5 * (1 + torch.erf(x / 2**0.5)))
-
-
 def test_a_linear_layer_keeps_fp32_and_computes_in_the_dtype_of_its_input() -> None:
     linear, x = Linear(16, 8, part="up", bias=True), normal(3, 16, dtype=torch.bfloat16)
     with torch.no_grad():
@@ -93,30 +86,6 @@ def test_a_linear_layer_keeps_fp32_and_computes_in_the_dtype_of_its_input() -> N
 
 
 # ------------------------------------------------------------------------------------------------ positions
-
-
-def test_rotated_scores_depend_on_distance_alone() -> None:
-    turns = Rope(head_dim=8, fraction=1.0, theta=100.0, context=20).turns
-    q, k = (normal(1, 1, 1, 8, seed=seed).expand(1, 20, 1, 8) for seed in (1, 2))
-    scores = torch.einsum("bqhe,bkhe->qk", rotate(q, turns), rotate(k, turns))
-    for distance in range(-19, 20):
-        diagonal = scores.diagonal(distance)
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-4, atol=1e-5)
-
-
-def test_neighbours_turn_by_position_times_a_power_of_theta() -> None:
-    rope = Rope(head_dim=4, fraction=1.0, theta=100.0, context=8)
-    x = torch.tensor([1.0, 0.0, 1.0, 0.0]).expand(1, 8, 1, 4)
-    fast, slow = torch.arange(8.0), torch.arange(8.0) / 10
-    expected = torch.stack((fast.cos(), fast.sin(), slow.cos(), slow.sin()), -1)
-    torch.testing.assert_close(rotate(x, rope.turns)[0, :, 0], expected)
-
-
-def test_a_fraction_leaves_the_other_dimensions_alone() -> None:
-    x = normal(2, 6, 3, 8)
-    y = rotate(x, Rope(head_dim=8, fraction=0.5, theta=100.0, context=20).turns)
-    assert torch.equal(y[..., 4:], x[..., 4:])
-    assert torch.equal(y[..., :4], rotate(x[..., :4], Rope(head_dim=4, fraction=1.0, theta=100.0, context=20).turns))
 
 
 def test_rotations_are_no_part_of_the_state() -> None:

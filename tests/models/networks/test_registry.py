@@ -80,23 +80,12 @@ def test_a_nano_model_has_blocks_beyond_the_last_four(name: str) -> None:
     assert config.vocab == 256
 
 
-def test_the_nano_hybrid_ends_as_the_large_ones_and_has_attention_inside() -> None:
-    pattern = MODELS["hybrid-nano"].pattern
-    assert pattern.endswith("M-M-M-M-")
-    assert "*" in pattern[2:-8]
-
-
 @pytest.mark.parametrize("name", NANOS)
 def test_a_nano_model_has_its_familys_parts(name: str) -> None:
     large = {"gpt2": "gpt2-124m", "llama2": "llama2-134m", "nemotron": "nemotron3-8b", "hybrid": "hybrid-8b"}
     family = MODELS[large[name.removesuffix("-nano")]]
     parts = ("activation", "norm", "positions", "rope_fraction", "tied", "bias", "fused_qkv", "init", "mamba_expand")
     assert all(getattr(MODELS[name], part) == getattr(family, part) for part in parts)
-
-
-def test_depth_is_a_setting() -> None:
-    deep = build(replace(MODELS["nemotron-nano"], layers=10), seed=1)
-    assert len(deep.blocks) == 10
 
 
 # ------------------------------------------------------------------------------------------------ initial parameters

@@ -19,13 +19,6 @@ def test_a_sweep_of_nothing_is_one_trial() -> None:
     assert expand(Sweep("s", size=())) == [Cell("s", "", (), 0, ("seed=0",))]
 
 
-def test_axes_are_crossed_in_the_order_in_which_they_are_said() -> None:
-    sweep = Sweep("s", arms={"y": Arm(), "x": Arm()}, axes={"b": [2, 1], "a": ["u", "v"]}, seeds=(5, 3))
-    assert places(expand(sweep)) == [
-        f"arm={arm} b={b} a={a} seed={seed}" for arm in "yx" for b in (2, 1) for a in "uv" for seed in (5, 3)
-    ]
-
-
 values = st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True)
 
 

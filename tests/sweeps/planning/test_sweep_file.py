@@ -30,13 +30,6 @@ def test_a_file_is_a_sweep_by_its_name_and_says_only_what_is_not_usual(tmp_path:
     assert loaded(tmp_path, "seeds: [3]") == Sweep("one", study="one", seeds=(3,), size=("scale=smoke",))
 
 
-def test_a_file_may_have_a_name_of_any_letters(tmp_path: Path) -> None:
-    name = "naïve – 日本 (2) & #1, 50 %"
-    (tmp_path / f"{name}.yaml").write_text("about: größe\nseeds: [3]", "utf-8")
-    (sweep,), _ = load_sweeps([str(tmp_path / f"{name}.yaml"), "about=über"])
-    assert sweep == Sweep(name, study=name, seeds=(3,), about="über", size=("scale=smoke",))
-
-
 FULL = """
 study: mine
 about: all that there is
@@ -210,19 +203,14 @@ MISTAKES = {
     "unknown key of resources": ("resources: {cpu: 1}", r"unknown key resources\.cpu.*cpus, gpus"),
     "text for a list": ("overrides: model=gpt2-nano", "overrides: a list is expected, not 'model=gpt2-nano'"),
     "text for seeds": ("seeds: [a]", "seeds: int is expected, not 'a'"),
-    "half a number as a seed": ("seeds: [0.5]", r"seeds: int is expected, not 0\.5"),
     "a seed below 0": ("seeds: [-1]", r"seeds \[-1\]: one or more different integers from 0"),
     "a seed twice": ("seeds: [1, 1]", r"seeds \[1, 1\]: one or more different integers"),
-    "no seeds": ("seeds: []", r"seeds \[\]: one or more"),
     "a list for arms": ("arms: [a, b]", "arms: a mapping is expected"),
     "an axis of one value": ("axes: {a: 1}", "axis a: a list of different values is expected"),
-    "an axis of no values": ("axes: {a: []}", "axis a: a list of different values is expected"),
     "an axis with a value twice": ("axes: {a: [1, 1]}", "axis a: a list of different values is expected"),
     "a text as a named axis value": ("axes: {a: {x: 'data=python'}}", "a mapping of names to lists of overrides"),
-    "a list of mappings as an axis": ("axes: {a: [{x: 1}]}", "axis a: a list of different values is expected"),
     "unequal lengths": ("zipped: [{a: [1, 2], b: [1]}]", "need the same number of values, but a has 2, b has 1"),
     "zipped but no mapping": ("zipped: [[a, b]]", r"zipped: a mapping is expected, not \['a', 'b'\]"),
-    "zipped as a mapping": ("zipped: {a: [1]}", "zipped: a list is expected"),
     "an axis twice": ("axes: {a: [1]}\nzipped: [{a: [1], b: [2]}]", "axis a: .* only once"),
     "seed as an axis": ("axes: {seed: [1]}", "axis seed: .*not allowed"),
     "an arm with an unknown axis": ("arms: {x: {axes: [b]}}\naxes: {a: [1]}", r"arms\.x\.axes: 'b'.*a"),
@@ -235,19 +223,13 @@ MISTAKES = {
     "an exclusion of an unknown axis": ("exclude: [{lr: 1}]", "exclude: 'lr'.*arm, seed"),
     "an exclusion of an unknown arm": ("arms: {a: {}}\nexclude: [{arm: b}]", "exclude: arm 'b'.*a"),
     "an empty exclusion": ("exclude: [{}]", "a mapping of axes to values is expected"),
-    "an exclusion of the text abc as a seed": ("exclude: [{seed: [abc]}]", "exclude: seed 'abc'"),
     "an exclusion of nested values": ("exclude: [{seed: [[0]]}]", r"exclude: seed \[0\]: a value or a list of values"),
     "a list with an unknown arm in an exclusion": ("arms: {a: {}}\nexclude: [{arm: [a, b]}]", "exclude: arm 'b'.*a"),
     "axis values with the same name": ("axes: {a: {1: [x=1], '1': [x=2]}}", "a list of different values is expected"),
     "a name that MLflow refuses": ("study: it's", '"it\'s" is not valid'),
     "a relative path out of the folder as a study": ("study: ../../x", "'../../x' is not valid"),
-    "the name of a hidden file as a study": ("study: .git", "'.git' is not valid"),
-    "an option as a study": ("study: --x", "'--x' is not valid"),
-    "a path as a study": ("study: a/b", "'a/b' is not valid"),
     "NaN GPUs": ("resources: {gpus: .nan}", r"resources\.gpus nan: .*0 or more"),
-    "at NaN": ("arms: {x: {at: .nan, parent: y}, y: {}}", r"at nan: .*a fraction"),
     "less than one rank": ("resources: {ranks: 0}", r"resources\.ranks 0: .*1 or more"),
-    "negative CPUs": ("resources: {cpus: -1}", r"resources\.cpus -1\.0: .*0 or more"),
     "not YAML": ("axes: {a: [1", r"one\.yaml: .*expected"),
     "a list as a file": ("- a\n- b", r"one\.yaml"),
 }
