@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from scipy import stats
 from statsmodels.stats.power import TTestIndPower, TTestPower
 
 from fewbits.analysis.engine.statistics import (
     Estimate,
     Interval,
+    Side,
     estimate,
     extra_interval,
     extra_tokens,
@@ -255,7 +255,7 @@ def _difference(
         speed,
         mean,
         interval,
-        _two_sided(found) if found else None,
+        min(1.0, 2 * min(found.p(0.0, side) for side in Side)) if found else None,
         paired,
         extra_tokens(mean / base, slope) if slope else None,
         extra_interval(relative, slope) if slope and relative else None,
@@ -271,12 +271,6 @@ def welch(xs: Sequence[float], ys: Sequence[float]) -> Estimate | None:
     spread = sum(part**2 / (len(values) - 1) for part, values in zip(parts, (xs, ys), strict=True))
     df = sum(parts) ** 2 / spread if spread else len(xs) + len(ys) - 2
     return Estimate(len(ys), float(np.mean(ys) - np.mean(xs)), math.sqrt(sum(parts)), float(df))
-
-
-def _two_sided(found: Estimate) -> float:
-    if not found.error:
-        return 0.0 if found.mean else 1.0
-    return float(2 * stats.t.sf(abs(found.mean / found.error), found.df))
 
 
 def seeds_needed(sd: float, paired: bool) -> int | None:
@@ -404,17 +398,18 @@ def _smooth(points: Points) -> Points:
 def page(comparison: Comparison) -> str:
     """Return a page that stands alone, with the table, the figure and the settings that differ."""
     image = in_both_themes(svg(figure(comparison)))
-    rows = [texts(row) for row in comparison.rows]
-    keys, values = comparison.settings.index, comparison.settings.to_numpy()
-    cells = [(key, *row) for key, row in zip(keys, values, strict=True)]
-    settings = _html_table(("setting", *comparison.settings), cells)
+    rows = pd.DataFrame([texts(row) for row in comparison.rows], columns=list(HEADER))
+    settings = comparison.settings.rename_axis("setting").reset_index()
+    with pd.option_context("display.max_colwidth", None):  # else pandas cuts long settings
+        table, differing = (each.to_html(index=False, border=0) for each in (rows, settings))
+    names = [row.arm for row in comparison.rows]
     parts = [
-        f"<h1>{escape(' against '.join(row.arm for row in reversed(comparison.rows)))}</h1>",
-        f"<p>{escape(comparison.measure)}. Differences and intervals in nats, against {escape(rows[0][0])}.</p>",
+        f"<h1>{escape(' against '.join(reversed(names)))}</h1>",
+        f"<p>{escape(comparison.measure)}. Differences and intervals in nats, against {escape(names[0])}.</p>",
         *(f"<p><b>{escape(remark)}</b></p>" for remark in comparison.remarks),
-        _html_table(HEADER, rows),
+        table,
         image,
-        *([f"<h2>Settings that differ</h2>{settings}"] if len(keys) else []),
+        *([f"<h2>Settings that differ</h2>{differing}"] if len(settings) else []),
     ]
     style = "body{font:15px system-ui;max-width:60em;margin:2em auto;padding:0 1em}:root{color-scheme:light dark}"
     style += "svg{width:100%;height:auto}"
@@ -422,10 +417,3 @@ def page(comparison: Comparison) -> str:
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><style>{style}</style>'
     body = "".join(parts)
     return f"<!doctype html><html lang='en'><head>{head}<title>comparison</title></head><body>{body}</body></html>"
-
-
-def _html_table(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
-    def line(cells: Iterable[object], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
-
-    return f"<table>{line(header, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
