@@ -62,15 +62,12 @@ def test_a_diverging_trial_that_is_interrupted_gives_the_same_bytes(cache: Path,
     assert left(resumed.path) == left(undisturbed.path)
 
 
-@pytest.mark.parametrize("bad", [math.nan, pytest.param(math.inf, marks=pytest.mark.deep)])
-def test_a_parent_that_is_not_finite_gives_branches_that_diverge_at_once(
-    bad: float, cache: Path, tmp_path: Path
-) -> None:
+def test_a_parent_that_is_not_finite_gives_branches_that_diverge_at_once(cache: Path, tmp_path: Path) -> None:
     parent, _ = train(cache, tmp_path, "training.steps=2")
     newest = checkpoints.newest(parent.checkpoints)
     assert newest is not None
     ruined = {name: value.clone() for name, value in newest.tensors().items()}
-    ruined["model.blocks.1.ffn.down.weight"][3, 5] = bad
+    ruined["model.blocks.1.ffn.down.weight"][3, 5] = math.nan
     shutil.rmtree(parent.checkpoints)
     checkpoints.save(parent.checkpoints, 2, ruined, newest.state)
     for recipe in (("recipe=bf16",), MOR, ("recipe=nvfp4",), ("recipe=gaussws",)):

@@ -86,14 +86,6 @@ def test_spread_of_e5m2_is_the_constant_of_mor_eq_4() -> None:
     assert Format.parse("e5m2").spread == 939_524_096
 
 
-@pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for name, dtype, _ in ML_DTYPES])
-def test_facts_equal_ml_dtypes_finfo(name: str, dtype: Any) -> None:
-    f, info = Format.parse(name), ml_dtypes.finfo(dtype)
-    assert f.max == float(info.max)
-    assert f.min_normal == float(info.smallest_normal)
-    assert f.min_subnormal == float(info.smallest_subnormal)
-
-
 # Values
 
 

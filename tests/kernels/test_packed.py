@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fewbits import Format, Packed, Quantizer, decode, encode, fake_quantize
+from fewbits import Format, Packed, decode, encode, fake_quantize
 from tests.effort import DEEP, examples
 from tests.kernels.inputs import COMPILED, DTYPES, EMPTY, FINITE, KINDS, ODD, assert_same, make
 from tests.messages import naming
@@ -284,13 +284,6 @@ def test_formats_of_more_than_16_bits_are_refused() -> None:
     for name in ("fp32", "e8m15", "e8m8", "e5m11"):
         with pytest.raises(ValueError, match="at most 16"):
             encode(torch.ones(2, 2), name)
-
-
-def test_quantizers_by_object_and_by_name_store_alike() -> None:
-    x = torch.randn(20, 40)
-    named, built = encode(x, "e2m1:1x16:nvfp4"), encode(x, Quantizer("e2m1", "1x16", "nvfp4"))
-    assert_same(named.codes, built.codes)
-    assert named.quantizer == built.quantizer
 
 
 @pytest.mark.parametrize("text", ["e2m1:1x16:nvfp4", "e4m3:1x16:amax", "e4m3:16x16:gam", "e4m3"])

@@ -243,12 +243,6 @@ def test_a_block_that_cannot_be_spelled_cannot_be_built(sides: tuple[Any, Any]) 
         Block(*sides)
 
 
-@pytest.mark.parametrize("sides", [(1,), (1, 16, 1), (0, 16), (1.0, 16)])
-def test_sides_that_make_no_block_are_told_the_valid_ones(sides: Any) -> None:
-    with pytest.raises(ValueError, match="valid blocks are tensor, channel or RxC"):
-        Quantizer("e4m3", sides, "amax")
-
-
 def test_an_axis_out_of_range_is_told_the_valid_ones() -> None:
     with pytest.raises(ValueError, match=r"axis 2: valid values are -1 .* and 0"):
         Block().resolve((4, 4), axis=2)

@@ -76,9 +76,8 @@ KILLS = 2 if DEEP else 1
 INTERVAL = 0.05  # seconds between two looks at a sweep; longer than elsewhere, since Ray takes many seconds to start
 
 
-@pytest.mark.parametrize("finishes_on", ["local", pytest.param("ray", marks=pytest.mark.deep)])
 def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
-    finishes_on: str, undisturbed: Undisturbed, tmp_path: Path, on_ray: dict[str, str]
+    undisturbed: Undisturbed, tmp_path: Path, on_ray: dict[str, str]
 ) -> None:
     """If workers and the driver are killed, the repeated command gives the results of an uninterrupted sweep.
 
@@ -99,7 +98,7 @@ def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
     finally:
         first.kill()
     until(lambda: not running(plan))
-    again = command("again", finishes_on)
+    again = command("again", "local")
     assert again.end() == 0, again.printed
     assert all_left(plan) == undisturbed.of(plan)
     assert [trained_twice(folder) for folder in folders(plan)] == [[]] * 4
