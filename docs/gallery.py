@@ -4,7 +4,7 @@
     python docs/gallery.py reports/*-cpu
 
 For each report folder, this copies the page to docs/gallery/STUDY-SCALE/index.html, and writes verdicts.json beside it
-with the verdicts and the numbers from which they follow. Then it writes docs/gallery/README.md; without arguments, only
+with the verdicts and the numbers from which they follow. Then it writes docs/gallery/index.md; without arguments, only
 this file. A report with warnings is refused, for example if it is incomplete or if another version of the code computed
 its trials.
 """
@@ -41,10 +41,10 @@ HEAD = """\
 This page has a table for each study, with the verdict of each claim at each scale, and links to the published reports.
 `fewbits report` wrote the reports; the commit at which a report was published is in parentheses, and
 [studies](../measured/studies.md) has the commits of the runs. The number below a verdict is the effect, with its 90 %
-interval, of the claim's comparison that has the weakest support (among those with an interval). Statements are those of
-[claims.md](../claims.md); a page has the statements, tests, controls and seeds of its commit. On some pages controls
-were weaker than now: those of M3, M17 and M19 on `cpu-full` of MoR, that of N22 on `cpu-full` of NVFP4, and those of
-G9 and G12 on `cpu` and `cpu-full` of GaussWS.
+interval, of the claim's comparison that has the weakest support (among those with an interval);
+[read a verdict](../howto/report.md#read-a-verdict) explains both. Statements are today's; a page has the statements,
+tests, controls and seeds of its commit. On some pages controls were weaker than now: those of M3, M17 and M19 on
+`cpu-full` of MoR, that of N22 on `cpu-full` of NVFP4, and those of G9 and G12 on `cpu` and `cpu-full` of GaussWS.
 `docs/gallery.py` writes this file.
 """
 
@@ -52,7 +52,7 @@ G9 and G12 on `cpu` and `cpu-full` of GaussWS.
 def main(folders: Sequence[str]) -> None:
     for folder in map(Path, folders):
         publish(folder)
-    write_atomically(GALLERY / "README.md", (HEAD + "\n" + by_scale(records(GALLERY))).encode())
+    write_atomically(GALLERY / "index.md", (HEAD + "\n" + by_scale(records(GALLERY))).encode())
 
 
 def publish(folder: Path) -> None:

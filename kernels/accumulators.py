@@ -2,7 +2,7 @@
 
     product(a, b, "hopper-fp8")      a [M, K] · b [K, N], in float32, summed as in Hopper's FP8 tensor cores
 
-The table `ACCUMULATORS` has a row for each accumulator; README.md ("Accumulators") defines the arithmetic. The
+The table `ACCUMULATORS` has a row for each accumulator; arithmetic.md ("Accumulators") defines the arithmetic. The
 constants of the tensor cores were measured on devices by the authors of MMA-Sim (arXiv 2511.10909).
 """
 

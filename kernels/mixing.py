@@ -21,9 +21,9 @@ def mix_matrix(
 
     `values` has the shape of x; the other results have one entry for each decision block, [blocks down, blocks across].
     `choice` is the int8 index of the chosen entry. `counts` [..., 7] are the sum of the relative errors and the numbers
-    of non-zero, flushed, saturated, capped, non-finite and lost elements (README.md, "Statistics"). They describe the
-    values of the first entry, even where another entry is chosen. `amax` is the largest magnitude of x in the block,
-    after the Hadamard transform if there is one.
+    of non-zero, flushed, saturated, capped, non-finite and lost elements (arithmetic.md, "Statistics"). They describe
+    the values of the first entry, even where another entry is chosen. `amax` is the largest magnitude of x in the
+    block, after the Hadamard transform if there is one.
 
     axis: −1 for blocks along the rows, 0 for blocks down the columns. seed: the seed of every entry's random numbers.
     out: the tensor to write the values to; it must not overlap x.

@@ -1,4 +1,4 @@
-"""Define how packed storage lays out codes and scales in memory (README.md, "Packed storage").
+"""Define how packed storage lays out codes and scales in memory (arithmetic.md, "Packed storage").
 
 `layout` holds for all backends, and the compiled backends call `allocate`. Only backends/reference.py uses the other
 functions, which are written for clarity, not speed.

@@ -1,4 +1,4 @@
-"""Multiply low-precision matrices with FP32 sums; README.md ("Products") states what matmul_fp32 guarantees."""
+"""Multiply low-precision matrices with FP32 sums; arithmetic.md ("Products") states what matmul_fp32 guarantees."""
 
 from typing import Any
 

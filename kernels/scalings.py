@@ -1,9 +1,8 @@
 """Define the scalings as one table: how blocks get their scales, what is stored, and which quantizers may use them.
 
-The reference, the C++ kernels and the parser read these records, and README.md shows them as a table. For a new scaling
-the code needs only a record here, if the arithmetic of the scaling's kind supports the fields that the record sets;
-CONTRIBUTING.md lists the documents and tests that also name the scalings.
-README.md defines the arithmetic of each kind.
+The reference, the C++ kernels, the parser and the site's table read these records. For a new scaling the code needs
+only a record here, if the arithmetic of the scaling's kind supports the fields that the record sets; CONTRIBUTING.md
+lists what else names the scalings, and docs/arithmetic.md defines the arithmetic of each kind.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ ENTRIES = 4  # counts of a mixture's choices: one per quantizer; the last includ
 PENDING = 512  # how many observations are kept as separate tensors before `_compact` stacks them in one tensor
 TIERS = (5, 9, 12)  # GaussWS Fig. 5: the largest bit widths at which FP8, BF16 and FP16 represent a sampled weight
 
-# The columns of the counts that the kernels return (kernels/README.md).
+# The columns of the counts that the kernels return (arithmetic.md).
 _ERROR, _NONZERO, _FLUSHED, _SATURATED, _CAPPED, _NONFINITE, _LOST = range(COUNTS)
 
 
@@ -93,7 +93,7 @@ class Observer:
         """Record the statistics of one quantization of an operand.
 
         layer: the layer's index. counts: the kernel's seven counts, such as the number of flushed values, of the tensor
-        or of each block (kernels/README.md, Statistics). choice: the index of the quantizer that a mixture chose for
+        or of each block (arithmetic.md, Statistics). choice: the index of the quantizer that a mixture chose for
         each block; None for a plain quantizer. switched: True if the recipe's `switch` has changed the quantizers.
         """
         self._pending.append((_key(layer, SLOTS.index(slot), switched), counts, choice))

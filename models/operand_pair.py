@@ -10,7 +10,7 @@ from fewbits.kernels.operators import call
 from fewbits.kernels.quantizer import Mixture, Quantizer, with_signs
 from fewbits.models.recipe import Slot
 
-# A slot's name, the kernel's counts (kernels/README.md), and a mixture's choice for each block (None: plain quantizer).
+# A slot's name, the kernel's counts (arithmetic.md), and a mixture's choice for each block (None: plain quantizer).
 Statistics = tuple[str, Tensor, Tensor | None]
 Seed = Callable[[str], int]  # the name of a slot or GEMM to a seed
 Operand = Tensor | Fp8Operand

@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_tables_are_those_of_the_gallery(script: Any) -> None:
     published = script.records(script.GALLERY)
-    assert (script.GALLERY / "README.md").read_text() == f"{script.HEAD}\n{script.by_scale(published)}"
+    assert (script.GALLERY / "index.md").read_text() == f"{script.HEAD}\n{script.by_scale(published)}"
 
 
 def test_every_published_page_is_small(script: Any) -> None:
@@ -80,10 +80,10 @@ def test_scales_stand_side_by_side(script: Any) -> None:
 @pytest.mark.parametrize("change", [{"flags": ["bf16, seed 0: missing"]}, {"notices": ["other sources: missing"]}])
 def test_a_report_with_warnings_is_refused(script: Any, folder: Path, change: dict[str, Any]) -> None:
     (folder / "verdicts.json").write_text(json.dumps(REPORT | change))
-    before = (script.GALLERY / "README.md").read_text()
+    before = (script.GALLERY / "index.md").read_text()
     with pytest.raises(SystemExit, match="missing"):
         script.main([str(folder)])
-    assert (script.GALLERY / "README.md").read_text() == before
+    assert (script.GALLERY / "index.md").read_text() == before
 
 
 def test_a_large_page_is_refused(script: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

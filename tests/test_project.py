@@ -262,7 +262,7 @@ def anchors(page: Path) -> set[str]:
 
 def test_every_relative_link_of_a_page_leads_to_a_file_and_a_heading() -> None:
     broken = []
-    for page in (*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *(ROOT / "docs").rglob("*.md")):
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("*/README.md")):  # make docs checks docs/
         text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
         for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
             path, _, anchor = link.partition("#")

@@ -4,7 +4,7 @@ A probe trial is planned, scheduled, cached and resumed like a trial that trains
 
     probe.parquet      for each batch and variant (variants.py), a row with the losses and the measures of the whole
                        gradient (errors.py); for the recipe itself (variant `all`), also a row with the
-                       measures of each layer's weight gradient. Columns: experiments/README.md
+                       measures of each layer's weight gradient. Columns: docs/columns.md
     sums.parquet       with probe.accumulators: a row for each batch, seed, layer and accumulator, with the relative
                        `error` of the layer's forward product if this accumulator computed its sums
     numerics.parquet   statistics of each operand, as a training trial writes them, over all batches together

@@ -104,7 +104,7 @@ class Cpu(Compiled):
         return out
 
     def matmul_fp32(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return a · b, summed in FP32 in the order that kernels/README.md defines for this kind of processor."""
+        """Return a · b, summed in FP32 in the order that arithmetic.md defines for this kind of processor."""
         (m, k), n = a.shape, b.shape[1]
         if 0 in (m, n, k):
             return a.new_zeros((m, n), dtype=torch.float32)

@@ -14,7 +14,7 @@ Stored = tuple[Tensor, Tensor, Tensor]  # packed codes, block scales and group s
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # the dtypes of matrices, in the order of the C++ interfaces
 ABSENT = torch.empty(0)  # the value of a result that was not requested, and of an argument that is not used
 
-# The index of each statistic in the counts that backends return (README.md, "Statistics").
+# The index of each statistic in the counts that backends return (arithmetic.md, "Statistics").
 ERROR, NONZEROS, FLUSHED, SATURATED, CAPPED, NONFINITE, LOST = range(7)
 COUNTS = 7  # the number of statistics
 ERROR_ONE = 1 << 23  # what a relative error of 1 adds to the statistic ERROR, which is an integer

@@ -1,6 +1,6 @@
 """Define in plain torch the arithmetic of kernels that every backend follows to the bit.
 
-The code follows README.md of the kernels package and uses its terms, so that it can be compared with the papers. It is
+The code follows arithmetic.md and uses its terms, so that it can be compared with the papers. It is
 written for clarity, not speed: it computes on whole matrices and has one rounding per line. This module contains the
 functions that every backend provides; they use the modules of `reference/`.
 """

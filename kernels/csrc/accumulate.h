@@ -1,4 +1,4 @@
-// Sums of products as hardware accumulators compute them, bit for bit; kernels/README.md ("Accumulators") defines them.
+// Sums of products as hardware accumulators compute them, bit for bit; arithmetic.md ("Accumulators") defines them.
 //
 // Every lane of a vector computes one element of the result, so the products are added in the order of the definition.
 #pragma once

@@ -5,7 +5,7 @@
 namespace fb {
 
 struct DecideCall {
-  const int64_t *counts;            // the statistics of the entry's values: seven per decision block (README.md)
+  const int64_t *counts;            // the statistics of the entry's values: seven per decision block (arithmetic.md)
   const int64_t *other;             // the statistics of the quantizer to compare with; null: none
   const float *largest, *smallest;  // non-zero magnitudes of each decision block; null: the test compares errors
   uint8_t *decided;                 // 1 for blocks for which an entry is chosen; not read if index is 0

@@ -1,4 +1,4 @@
-// The orders in which products of BF16 values are added to a sum; kernels/README.md defines them under "Products".
+// The orders in which products of BF16 values are added to a sum; arithmetic.md defines them under "Products".
 #pragma once
 
 namespace fb {

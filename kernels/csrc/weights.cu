@@ -106,7 +106,7 @@ template <class D, class O> FB_D void sample_weight(const WeightCall &call) {
 }
 
 // Each thread processes one column of a square; a CTA processes squares that lie side by side. The thread sums its
-// column from the top; the sums of a square's columns are added by halving, in the order that README.md defines.
+// column from the top; the sums of a square's columns are added by halving, in the order that arithmetic.md defines.
 template <class D, class O> FB_D void sample_weight_backward(const WeightCall &call) {
   typedef typename D::Storage S;
   typedef typename O::Storage G;

@@ -93,7 +93,7 @@ def _scaled(x: Tensor, exponent: Tensor) -> Tensor:
 def _added(c: Tensor, significands: Tensor, exponents: Tensor, fraction: int, kept: int, plain: Tensor) -> Tensor:
     """Return c plus all terms significand · 2^exponent of the last axis, which are aligned and truncated first.
 
-    README.md ("Accumulators") defines these steps. fraction: the number of fraction bits that an aligned term keeps.
+    arithmetic.md ("Accumulators") defines these steps. fraction: the number of fraction bits of an aligned term.
     kept: the number of fraction bits of the result. plain: the ordinary sum of the terms; where plain + c is infinite
     or NaN, it is the result.
     """

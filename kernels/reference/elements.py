@@ -1,4 +1,4 @@
-"""Define the arithmetic of elements: bits, rounding to a format, codes (README.md, "Elements"); and parts of a matrix.
+"""Define the arithmetic of elements: bits, rounding to a format, codes (arithmetic.md, "Elements"); parts of a matrix.
 
 The grid of a format is the set of its values; arguments named `grid` are the format itself. Rounding happens in
 float64, where dividing a float32 by a power of two, and subtracting the nearest integer, are exact. Powers of two and

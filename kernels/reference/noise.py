@@ -2,7 +2,7 @@
 
 The bits of element i come from a counter that depends only on i, so neither the order of work nor the number of threads
 affects a result. One word of the counter is the stream, which makes the uses of one seed independent: 0 and 1 are for
-stochastic rounding, 2 for noise, 3 for Hadamard signs. README.md of the kernels package states the rules. A word has 32
+stochastic rounding, 2 for noise, 3 for Hadamard signs. arithmetic.md states the rules. A word has 32
 bits; its dtype here is int64.
 """
 

@@ -1,4 +1,4 @@
-"""Define the random Hadamard transform (README.md, "Rotation")."""
+"""Define the random Hadamard transform (arithmetic.md, "Rotation")."""
 
 import math
 

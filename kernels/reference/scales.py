@@ -1,4 +1,4 @@
-"""Compute stored scales from the amaxes of blocks, and values from stored scales (README.md, "Blocks and scales").
+"""Compute stored scales from the amaxes of blocks, and values from stored scales (arithmetic.md, "Blocks and scales").
 
 Scales are float32, and each operation is rounded once. `scalings.py` has the constants of each scaling.
 """
@@ -23,7 +23,7 @@ class Scales:
     """The stored scales, from which encoding and decoding both compute their factors, so that the factors agree."""
 
     codes: Tensor  # int32, one per block
-    groups: Tensor  # float32: mantissas of groups (gam), d of README.md (two-level), zero points (affine), or empty
+    groups: Tensor  # float32: mantissas of groups (gam), d of arithmetic.md (two-level), zero points (affine), or empty
 
 
 def ideal(amax: Tensor, grid: Format) -> Tensor:

@@ -1,4 +1,4 @@
-"""Define weights that are sampled with noise, and the gradient of their bit widths (README.md, "Noise")."""
+"""Define weights that are sampled with noise, and the gradient of their bit widths (arithmetic.md, "Noise")."""
 
 import math
 
@@ -46,8 +46,8 @@ def sample_weight(w: Tensor, bits: Tensor, seed: int, noise: Noise, block: int, 
 def sample_weight_backward(grad: Tensor, w: Tensor, bits: Tensor, seed: int, noise: Noise, block: int) -> Tensor:
     """Return the gradient of the bit widths (GaussWS eq. 4): −ln 2 · s · Σ g·R over each square.
 
-    s = 2^(1 − b) · max|w|, and g = `grad` is the gradient of the sampled weight. README.md ("Noise") defines the order
-    in which the products are summed.
+    s = 2^(1 − b) · max|w|, and g = `grad` is the gradient of the sampled weight. arithmetic.md ("Noise") defines the
+    order in which the products are summed.
     """
     products = fold(grad.float() * noise_like(w, seed, noise), (block, block))
     columns = torch.zeros_like(products[:, 0])

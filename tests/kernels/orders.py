@@ -1,4 +1,4 @@
-"""Compute products of BF16 values in the orders that kernels/README.md defines, to compare backends bit for bit."""
+"""Compute products of BF16 values in the orders that arithmetic.md defines, to compare backends bit for bit."""
 
 from collections.abc import Callable
 

@@ -103,7 +103,7 @@ def test_compiled_sums_of_groups_have_the_bits_of_the_reference(
         assert _same(run(), _reference(monkeypatch, run)), k
 
 
-# An independent implementation in exact fractions, written from README.md
+# An independent implementation in exact fractions, written from arithmetic.md
 
 
 def _exponent(v: Fraction, emin: int) -> int:

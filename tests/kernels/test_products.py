@@ -1,4 +1,4 @@
-"""Test the FP32 product of BF16 matrices: its values, its order of additions, layouts and threads (README.md)."""
+"""Test the FP32 product of BF16 matrices: its values, its order of additions, layouts and threads (arithmetic.md)."""
 
 from __future__ import annotations
 

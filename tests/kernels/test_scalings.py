@@ -1,4 +1,4 @@
-"""Check that README.md's table, the C++ enumerations and the constants agree with the records of scalings.py."""
+"""Check that the documentation, the C++ enumerations and the constants agree with the records of scalings.py."""
 
 import re
 from pathlib import Path
@@ -16,35 +16,7 @@ from tests.golden import digests
 from tests.messages import naming
 
 ROOT = Path(__file__).parents[2]
-README = ROOT / "kernels" / "README.md"
 SCALE_H = compilation.SOURCES / "scale.h"
-ABSENT = "–"
-
-
-def listed(values: tuple[object, ...]) -> str:
-    return ", ".join(map(str, values)) or ABSENT
-
-
-def row(record: Record) -> list[str]:
-    """Return the cells that the README's table must have for a record."""
-    restrictions = (record.formats, record.blocks, record.roundings, tuple(f"rht{n}" for n in record.hadamards))
-    return [
-        f"`{record.name}`",
-        record.kind,
-        str(record.stored or ABSENT),
-        record.rounding if record.stored else ABSENT,
-        listed(record.groups),
-        f"{record.target:g}" if record.target else ABSENT,
-        str(record.top or ABSENT),
-        f"{record.expansion:g}" if record.compares else ABSENT,
-        "; ".join(listed(valid) for valid in restrictions if valid) or ABSENT,
-    ]
-
-
-def cells(line: str) -> list[str]:
-    found = [cell.strip() for cell in line.strip("|").split("|")]
-    fraction = re.fullmatch(r"([\d.]+)/([\d.]+)", found[6])
-    return [*found[:6], str(float(fraction[1]) / float(fraction[2])) if fraction else found[6], *found[7:]]
 
 
 def enumerators(name: str) -> list[str]:
@@ -53,11 +25,6 @@ def enumerators(name: str) -> list[str]:
     numbered = [part.split("=") for part in match[1].split(",")]
     assert [int(number) for _, number in numbered] == list(range(len(numbered)))
     return [part.strip().lower().replace("_", "-") for part, _ in numbered]
-
-
-def test_the_readme_lists_every_scaling_with_its_fields() -> None:
-    table = README.read_text().partition("| scaling | kind |")[2].partition("\n\n")[0]
-    assert [cells(line) for line in table.splitlines()[2:]] == [row(record) for record in SCALINGS.values()]
 
 
 def test_enumerations_have_the_same_order_in_cpp() -> None:
@@ -89,8 +56,8 @@ def test_a_quantizer_beyond_a_scalings_restrictions_is_told_which_are_valid(text
     assert ", ".join(map(str, getattr(SCALINGS[scaling], f"{field}s"))) in str(error.value)
 
 
-def test_the_readme_and_the_golden_digests_list_every_scaling() -> None:
-    (row,) = re.findall(r"^\| scaling \|(.*)\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_the_documentation_and_the_golden_digests_list_every_scaling() -> None:
+    (row,) = re.findall(r"^\| scaling \|(.*)\|$", (ROOT / "docs" / "howto" / "kernels.md").read_text(), re.MULTILINE)
     assert set(re.findall(r"`(\w+)`", row)) == set(SCALINGS) - {"none"}
     assert set(digests.SCALINGS) == set(SCALINGS) - {"none", "affine"}  # no recipe uses affine
 

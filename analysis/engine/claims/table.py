@@ -1,4 +1,4 @@
-"""Generate docs/claims.md from studies/*/claims.yaml: every claim with the paper's sentence and what we test."""
+"""Generate the site's page of claims from studies/*/claims.yaml: claims, the paper's sentences, our tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fewbits.common.wording import amount
 HEAD = """\
 # Claims
 
-`fewbits claims --table` generates this page from `analysis/studies/*/claims.yaml`; a test checks that it is up to date.
+`fewbits claims --table` prints this page from `analysis/studies/*/claims.yaml`.
 Numbers in square brackets are missing from the paper's text as we have it; we restored them. A star marks the paper's
 main claims, whose primary parts are corrected together by Holm's method. *Control* names what the same runs have to
 show before anything can be told about the claim.
@@ -20,7 +20,7 @@ COLUMNS = ("claim", "the paper says", "we test", "control", "margin or bound, an
 
 
 def claims_table() -> str:
-    """Return the content of docs/claims.md: for each study, a Markdown table of claims and one of controls."""
+    """Return Markdown with, for each study, a Markdown table of claims and one of controls."""
     parts = [HEAD]
     for study in studies_with_claims():
         of, main = load_claims(study), paper(study).primary

@@ -126,7 +126,7 @@ def probe_numbers(results: Results, metric: str) -> dict[str, float]:
 
     A variant is a recipe of which only some operands are quantized; a measure is a column of the probe's table:
     `probe:only fprop.x:increase` is the increase of the loss if only fprop.x is quantized, and
-    `probe:only fprop/only dgrad:error` the ratio of the errors of two variants. experiments/README.md lists both.
+    `probe:only fprop/only dgrad:error` the ratio of the errors of two variants. docs/columns.md lists both.
     Trials without the variant, or whose divisor is missing or 0, have no entry.
     """
     _, variant, measure = metric.split(":")

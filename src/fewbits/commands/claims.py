@@ -19,7 +19,7 @@ examples:
   fewbits claims study=mor scale=cpu
   fewbits claims study=mor scale=smoke --json
   fewbits claims my-sweep.yaml --claims my-claims.yaml    judge your own claims; docs/claims-file.md lists the keys
-  fewbits claims --table > docs/claims.md         write the table of all claims and their tests, which needs no results
+  fewbits claims --table                          write the table of all claims and their tests, which needs no results
   fewbits claims study=mor scale=cpu --power --sd validation_loss=0.0007    what the planned seeds can detect
 """
 # The columns of the printed list. repeats: the number of seeds or trials; tokens: the effect as extra tokens.

@@ -1,7 +1,6 @@
 """Test the files of claims and their table, the papers' own numbers in each test, and who needs what."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +22,6 @@ from fewbits.analysis.engine.claims.schema import (
     load_claims,
     studies_with_claims,
 )
-from fewbits.analysis.engine.claims.table import claims_table
 from fewbits.analysis.engine.claims.tests import judge
 from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import Differences
@@ -34,10 +32,6 @@ from fewbits.sweeps.planning.plan import plan
 from fewbits.sweeps.planning.studies import load_sweeps
 
 ALL = [(study, claim) for study in studies_with_claims() for claim in load_claims(study).claims]
-
-
-def test_the_table_in_the_documentation_is_that_of_the_files() -> None:
-    assert (Path(__file__).parents[3] / "docs" / "claims.md").read_text("utf-8") == claims_table()
 
 
 @pytest.mark.parametrize("study", studies_with_claims())
