@@ -4,9 +4,9 @@
     python docs/gallery.py reports/*-cpu
 
 For each report folder, this copies the page to docs/gallery/STUDY-SCALE/index.html, and writes verdicts.json beside it
-with the verdicts and the numbers from which they follow. Then it writes docs/gallery/index.md; without arguments, only
-this file. A report with warnings is refused, for example if it is incomplete or if another version of the code computed
-its trials.
+with the verdicts and the numbers from which they follow. Then it writes docs/gallery/index.md, the findings in the
+README and the picture docs/effects.svg; without arguments, only these. A report with warnings is refused, for example
+if it is incomplete or if another version of the code computed its trials.
 """
 
 import json
@@ -27,6 +27,14 @@ from fewbits.sweeps.planning.studies import STUDIES
 
 ROOT = Path(__file__).parents[1]
 GALLERY = ROOT / "docs" / "gallery"
+README = ROOT / "README.md"
+MARKERS = ("<!-- findings: written by docs/gallery.py -->\n", "<!-- end of findings -->\n")
+# The claim of each study that the README shows, and those whose effects on the validation loss the picture shows.
+FINDINGS = {"mor": "M3", "nvfp4": "N20", "gaussws": "G9", "primer": "C9"}
+PICTURE = {"mor": ("M3", "M6", "M17", "M18"), "nvfp4": ("N4", "N22", "N23"), "gaussws": ("G8", "G13")}
+NAMES = {"mor": "MoR", "nvfp4": "NVFP4", "gaussws": "GaussWS", "primer": "Primer"}
+GREY = "#808080"  # is readable on white and on black
+UNJUDGED = ("not run", "out of reach", "not testable here")
 FOOT = (
     b'<a href="verdicts.json">verdicts.json</a> has the verdicts with their numbers. From '
     b'<a href="results.parquet">results.parquet</a>, <code>fewbits report --from results.parquet</code> makes this '
@@ -52,7 +60,10 @@ tests, controls and seeds of its commit. On some pages controls were weaker than
 def main(folders: Sequence[str]) -> None:
     for folder in map(Path, folders):
         publish(folder)
-    write_atomically(GALLERY / "index.md", (HEAD + "\n" + by_scale(records(GALLERY))).encode())
+    published = records(GALLERY)
+    write_atomically(GALLERY / "index.md", (HEAD + "\n" + by_scale(published)).encode())
+    write_atomically(README, with_findings(README.read_text("utf-8"), published).encode())
+    draw(effects(published), ROOT / "docs" / "effects.svg")
 
 
 def publish(folder: Path) -> None:
@@ -191,6 +202,77 @@ def _changed(record: Mapping[str, Any]) -> str:
     """
     changed = [text for text in record["overrides"] if text.partition("=")[0] not in ("study", "scale", "runs")]
     return f", with {', '.join(f'`{text}`' for text in changed)}" if changed else ""
+
+
+# ------------------------------------------------------------------------------------------------ the README
+
+
+def with_findings(text: str, published: Iterable[Mapping[str, Any]]) -> str:
+    """Return the README with one finding for each study between its markers."""
+    before, _, rest = text.partition(MARKERS[0])
+    after = rest.partition(MARKERS[1])[2]
+    rows, lines = list(published), []
+    for study, claim in FINDINGS.items():
+        record = _most_repeated(rows, study, claim)
+        if record is not None:
+            found = record["claims"][claim]
+            shown = f", {found['shown']}" if found["shown"] else ""
+            page = f"docs/gallery/{study}-{record['scale']}/index.html"
+            size = record["size"].partition(";")[0]
+            head = f"- **{NAMES[study]}** ([{size}]({page})):"
+            lines.append(f"{head} “{found['statement'].rstrip('.')}”: *{found['verdict']}*{shown}.\n")
+    return before + MARKERS[0] + "".join(lines) + MARKERS[1] + after
+
+
+def _most_repeated(rows: Iterable[Mapping[str, Any]], study: str, claim: str) -> Mapping[str, Any] | None:
+    """Return the record of the study whose verdict on the claim rests on the most seeds; None if nothing judged it."""
+    judged = [
+        record
+        for record in rows
+        if record["study"] == study and record["claims"].get(claim, {}).get("verdict", "not run") not in UNJUDGED
+    ]
+    return max(judged, key=lambda one: max(part["repeats"] for part in one["claims"][claim]["parts"]), default=None)
+
+
+def effects(published: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, float, float, float]]:
+    """Return study, comparison, effect and interval (in percent of the loss) of the picture's comparisons."""
+    rows, found = list(published), {}
+    for study, claims in PICTURE.items():
+        for claim in claims:
+            record = _most_repeated(rows, study, claim)
+            for part in record["claims"][claim]["parts"] if record else ():
+                loss = re.fullmatch(r"(.*), (?:validation|training) loss(?:, configuration 1)?", part["name"])
+                if not loss or not part["relative"] or not part["interval"]:
+                    continue
+                name = re.sub(r" (?:like|above|below|no worse than) ", " against ", loss[1])
+                if len(name) <= 40 and not name.endswith("largest") and (study, name) not in found:
+                    low, high, _ = part["interval"]
+                    found[study, name] = tuple(100 * value for value in (part["effect"], low, high))
+    return [(study, name, *numbers) for (study, name), numbers in found.items()]
+
+
+def draw(rows: Sequence[tuple[str, str, float, float, float]], path: Path) -> None:
+    """Draw effects on the loss with their intervals, for light and dark pages."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    looks = {"svg.hashsalt": "fewbits", "font.size": 9, "text.color": GREY, "axes.labelcolor": GREY}
+    with plt.rc_context({**looks, "xtick.color": GREY, "ytick.color": GREY, "axes.edgecolor": GREY}):
+        figure, axes = plt.subplots(figsize=(8, 0.23 * len(rows) + 0.8), layout="constrained")
+        for y, (study, _, effect, low, high) in enumerate(rows):
+            color = f"C{list(PICTURE).index(study)}"
+            axes.plot([low, high], [y, y], color=color, linewidth=2, solid_capstyle="butt")
+            axes.plot(effect, y, "o", color=color, markersize=5)
+        axes.axvline(0, color=GREY, linewidth=0.8)
+        axes.set_yticks(range(len(rows)), [f"{NAMES[row[0]]}: {row[1]}" for row in rows])
+        axes.invert_yaxis()
+        axes.set_xlabel("difference of the final loss, %, with 90 % interval")
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+        figure.savefig(path, transparent=True, metadata={"Date": None})
+        plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,9 @@ def folder(tmp_path: Path) -> Path:
 def test_the_tables_are_those_of_the_gallery(script: Any) -> None:
     published = script.records(script.GALLERY)
     assert (script.GALLERY / "index.md").read_text() == f"{script.HEAD}\n{script.by_scale(published)}"
+    readme = script.README.read_text()
+    assert readme == script.with_findings(readme, published)
+    assert len(readme.split()) <= 1200
 
 
 def test_every_published_page_is_small(script: Any) -> None:
