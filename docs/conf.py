@@ -39,7 +39,7 @@ myst_heading_anchors = 3
 nb_execution_mode = "off" if os.environ.get("FEWBITS_DOCS") == "quick" else "cache"
 nb_execution_cache_path = str(ROOT / "build" / "notebooks")
 nb_execution_raise_on_error = True
-nb_execution_timeout = 300
+nb_execution_timeout = 1200
 nb_merge_streams = True
 nb_number_source_lines = False
 
