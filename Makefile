@@ -80,8 +80,8 @@ types: setup
 bench: setup ## Measure the speed of the kernels, compared with other libraries
 	$(BIN)/fewbits bench kernels
 
-measure-gpu: setup ## Run parity tests, sanitizer, benchmarks and training on a GPU; write reports/gpu/results.md
-	@$(BIN)/python -m tests.measure_gpu
+measure-gpu: setup ## Test and measure kernels and training on a GPU; write reports/gpu/results.md; QUICK=1: five minutes
+	@$(BIN)/python -m tests.measure_gpu $(if $(QUICK),--quick)
 
 docs: ## Build the site in build/site, and check its links; FEWBITS_DOCS=quick does not execute the tutorials
 	@$(MAKE) --no-print-directory setup EXTRAS=$(subst $(space),$(comma),$(strip docs $(subst $(comma), ,$(EXTRAS))))

@@ -1,14 +1,15 @@
 """Test and measure the CUDA kernels and training on a machine with a GPU, in at most half an hour: `make measure-gpu`.
 
     make measure-gpu
-    .venv/bin/python -m tests.measure_gpu bench trial    # only these parts, even if they passed before
+    make measure-gpu QUICK=1                                  # at most five minutes, in reports/gpu-quick
+    .venv/bin/python -m tests.measure_gpu smoke profile       # only these parts, even if they passed before
 
-Each part is a command with a time limit. The parts are: the GPU tests, which also compile the kernels that they need, a
-part of them under compute-sanitizer, benchmarks, training at scale gpu, and training with emulated and with executed
-FP8 products.
+Each part is a command with a time limit. The order is that of what a first contact with a GPU needs: each class of
+kernels once, training speed and where its time goes, kernels beside other libraries, all GPU tests, FP8, repeated and
+resumed runs, NVIDIA's sanitizers (installed from the package index if the machine has none), torchtitan.
 
 While a part runs, its output is written to FOLDER/PART.log. When it ends, its result is written to FOLDER/PART.json,
-and the tables in FOLDER/results.md, for docs/measured/cuda-kernels.md, are written again.
+and FOLDER/results.md, a block of Markdown for docs/measured/cuda-kernels.md, is written again.
 
 A part that has passed is not run again with the same GPU, commit and uncommitted changes. So after an interruption,
 the same command runs only the other parts. The exit status is 2 without a GPU, and 1 if a part failed or exceeded its
@@ -34,14 +35,15 @@ from pathlib import Path
 
 from fewbits.common.atomic import write_atomically, write_json
 from fewbits.experiments.devices import FP8_SINCE
+from fewbits.kernels.backends.gpu import cubins
+from tests.gpu_parts import lacks_titan
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "reports" / "gpu"
 PAGE = "results.md"
-MINUTES = 30  # the time limit for all parts together
+MINUTES, QUICK_MINUTES = 30, 5  # the time limits for all parts together
 PASSED, FAILED, TIMED_OUT, SKIPPED = "passed", "failed", "out of time", "skipped"
-LINES = 40  # the last lines of a part's output that its result contains
-BENCH = "bench.kernels.json"  # the file that the part `bench` writes
+LINES = 80  # the last lines of a part's output that its result contains
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,10 @@ class Part:
     """A command that tests or measures one thing.
 
     lacks: why the command cannot run on this machine; empty if it can.
-    shows: a text; PAGE shows the last line of the output that contains it. Empty: the last line.
-    target: the file or folder that the command writes. It is deleted before the part runs, since a trial with a result
-        would not be trained again, and rows of an earlier benchmark would look like new ones.
+    shows: a text; the table of PAGE shows the last line of the output that contains it. Empty: the last line.
+    table: PAGE also shows the output's last LINES lines.
+    target: the folder that the command writes. It is deleted before the part runs, since a trial with a result would
+        not be trained again.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Part:
     lacks: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     shows: str = ""
+    table: bool = False
     target: Path | None = None
 
 
@@ -75,6 +79,7 @@ class Result:
     command: str
     tail: tuple[str, ...] = ()  # the last LINES lines of the output; if the part was skipped, the reason
     shows: str = ""  # as in Part
+    table: bool = False  # as in Part
 
     @property
     def last(self) -> str:
@@ -83,45 +88,90 @@ class Result:
         return ([line for line in lines if self.shows in line] or lines or [""])[-1]
 
 
-def parts(folder: Path, capability: tuple[int, int] = FP8_SINCE) -> tuple[Part, ...]:
-    """Return all parts in the order in which they run; their time limits add up to at most MINUTES.
+def parts(
+    folder: Path, capability: tuple[int, int] = FP8_SINCE, sanitizer: str = "", *, quick: bool = False
+) -> tuple[Part, ...]:
+    """Return all parts in the order in which they run; their time limits add up to at most MINUTES, or QUICK_MINUTES.
 
-    folder: the folder into which the parts write. capability: the compute capability of the GPU.
+    folder: the folder into which the parts write. capability: the compute capability of the GPU. sanitizer: the path of
+    compute-sanitizer; empty if it is missing. quick: a few parts only, with fewer cases.
     """
     python, fewbits = sys.executable, (sys.executable, "-m", "fewbits.cli")
-    tests = (python, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider")
-    sanitizer = shutil.which("compute-sanitizer")
-    lacks = "" if sanitizer else "compute-sanitizer is not installed (it is a part of the CUDA toolkit)"
+    own = (python, "-m", "tests.gpu_parts")
+    tests = (
+        python,
+        "-m",
+        "pytest",
+        "-m",
+        "gpu",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        str(min(16, os.cpu_count() or 1)),
+    )
+    tests += ("tests/kernels", "tests/experiments/test_devices.py", "tests/experiments/optimization/test_optimizers.py")
+    kernels = (*fewbits, "bench", "kernels", "--device", "cuda")
+
+    def train(model: str, batch: int, seconds: int, *more: str) -> Part:
+        sizes = ("--model", model, "--batch", str(batch), "--length", "1024", *more)
+        return Part(f"train-{model}", (*fewbits, "bench", "train", "--device", "cuda", *sizes), seconds, table=True)
+
+    smoke = Part("smoke", (*own, "smoke"), 60, shows="classes:")
+    recipes = (*tests, "-k", "every_family or every_class or mixtures or sampled_weights")
+    products = Part("products", (*own, "products"), 30, table=True)
+    if quick:
+        return (
+            smoke,
+            train("gpt2-124m", 12, 70, "--steps", "5", "--recipes", "nvfp4,mor/block"),
+            Part("profile", (*own, "profile", "--recipes", "nvfp4"), 40, table=True),
+            Part("kernels", (*kernels, "--no-peers", "--size", "4096", "--runs", "3"), 40, table=True),
+            Part("parity-recipes", recipes, 60),
+            products,
+        )
+    trial = (*fewbits, "train", "scale=gpu", "model=gpt2-124m", "training.steps=10", "training.batch=96")
+    fp8 = ("recipe=fp8", "recipe.weights=channel", "recipe.block=channel", "recipe.execute=fp8")
+    store = folder / "runs" / "fp8"
+    lacks = "" if sanitizer else "compute-sanitizer is missing, and pip cannot install it"
     # --error-exitcode: without it, the exit status would be that of the tests even if the sanitizer found errors.
     # --report-api-errors no: torch calls functions that the driver may lack, which is no error.
-    checked = (str(sanitizer), "--error-exitcode", "1", "--report-api-errors", "no", "--tool")
-    some = ("-k", "every_class or sampled_weights")
+    checked = (sanitizer, "--error-exitcode", "1", "--report-api-errors", "no", "--tool")
     uncached = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    trial = (
-        *(*fewbits, "train", "scale=gpu", "model=gpt2-124m", "training.steps=10", "training.batch=96"),
-        *("evaluation.every=10", "evaluation.windows=24"),
-    )
-    fp8 = ("recipe=fp8", "recipe.weights=channel", "recipe.block=channel")
-
-    def training(name: str, seconds: int, *recipe: str, lacks: str = "") -> Part:
-        store = folder / "runs" / name
-        return Part(name, (*trial, *recipe, f"runtime.runs={store}"), seconds, lacks, shows="tokens/s", target=store)
-
     return (
-        Part("parity", (*tests, "-n", str(min(16, os.cpu_count() or 1))), 540),
-        Part("memcheck", (*checked, "memcheck", *tests, *some), 240, lacks, uncached, "ERROR SUMMARY"),
-        Part("racecheck", (*checked, "racecheck", *tests, *some), 240, lacks, shows="RACECHECK SUMMARY"),
+        smoke,
+        train("gpt2-124m", 12, 120, "--steps", "10"),
+        train("llama2-1b", 8, 210, "--steps", "5"),
+        Part("profile", (*own, "profile"), 90, table=True),
+        Part("kernels", kernels, 240, table=True),
+        Part("parity-recipes", recipes, 120),
+        Part("parity", tests, 380),
+        products,
         Part(
-            "bench",
-            (*fewbits, "bench", "kernels", "--device", "cuda", "--no-peers", "--json", str(folder / BENCH)),
-            180,
-            shows="GB/s",
-            target=folder / BENCH,
+            "fp8",
+            (*trial, "evaluation.every=10", "evaluation.windows=24", *fp8, f"runtime.runs={store}"),
+            90,
+            _lacks_fp8(capability),
+            shows="tokens/s",
+            target=store,
         ),
-        training("trial", 180, "recipe=nvfp4"),
-        training("fp8-emulated", 120, *fp8),
-        training("fp8-executed", 120, *fp8, "recipe.execute=fp8", lacks=_lacks_fp8(capability)),
+        Part("repeat", (*own, "repeat", str(folder / "repeat")), 150, shows="two runs", target=folder / "repeat"),
+        *(
+            Part(tool, (*checked, tool, *own, "smoke"), 70, lacks, uncached, "SUMMARY")
+            for tool in ("memcheck", "racecheck", "initcheck")
+        ),
+        Part("torchtitan", (*own, "titan", str(folder / "titan")), 100, lacks_titan(), shows="step: 10"),
     )
+
+
+def install_sanitizer(folder: Path, cuda_major: int) -> str:
+    """Return the path of compute-sanitizer; if the machine has none, install it into `folder`. Empty: it is missing."""
+    if path := shutil.which("compute-sanitizer"):
+        return path
+    target = folder / "sanitizer"
+    if not target.is_dir():
+        package = cubins.install(cuda_major).replace("nvrtc", "sanitizer-api").split()
+        subprocess.run((sys.executable, "-m", *package, "-q", "--no-deps", "--target", str(target)), check=False)
+    return next((str(path) for path in target.rglob("bin/compute-sanitizer")), "")
 
 
 def _lacks_fp8(capability: tuple[int, int]) -> str:
@@ -141,10 +191,8 @@ def run(part: Part, folder: Path, gpu: str, commit: str, seconds: float) -> Resu
     if part.lacks or seconds < 1:
         result = Result(part.name, SKIPPED, 0.0, gpu, commit, command, (part.lacks or "no time is left",))
     else:
-        if part.target is not None and part.target.is_dir():
+        if part.target is not None:
             shutil.rmtree(part.target, ignore_errors=True)
-        elif part.target is not None:
-            part.target.unlink(missing_ok=True)
         with log.open("w") as output:
             process = subprocess.Popen(
                 part.command,
@@ -162,7 +210,7 @@ def run(part: Part, folder: Path, gpu: str, commit: str, seconds: float) -> Resu
                 _end(process)
         tail = tuple(log.read_text(errors="replace").splitlines()[-LINES:])
         took = round(time.monotonic() - start, 1)
-        result = Result(part.name, status, took, gpu, commit, command, tail, part.shows)
+        result = Result(part.name, status, took, gpu, commit, command, tail, part.shows, part.table)
     write_json(folder / f"{part.name}.json", asdict(result))
     return result
 
@@ -215,8 +263,8 @@ def measure(
 
 
 def measured(folder: Path) -> str:
-    """Return the results in `folder` as Markdown: a table of the parts, and one of measured speeds."""
-    results = stored(folder, (path.stem for path in sorted(folder.glob("*.json")) if path.name != BENCH))
+    """Return the results in `folder` as Markdown: a table of the parts, and the output of those that print tables."""
+    results = stored(folder, (path.stem for path in sorted(folder.glob("*.json"))))
     ordered = sorted(results.values(), key=lambda result: _ORDER.get(result.part, len(_ORDER)))
     lines = [
         "Measured by `make measure-gpu`.",
@@ -225,31 +273,20 @@ def measured(folder: Path) -> str:
         "|---|---|---|---|---|",
     ]
     lines += [f"| {r.part} | {r.status} | {r.seconds:.0f} | {r.gpu}, {r.commit} | {_cell(r.last)} |" for r in ordered]
-    bench, status = folder / BENCH, results["bench"].status if "bench" in results else SKIPPED
-    if status != SKIPPED and bench.is_file():  # if the part was skipped, a file is left from an earlier run
-        lines += ["", *_speeds(json.loads(bench.read_text()))]
-        if status != PASSED:
-            lines += ["", f"The benchmark did not end ({status}): these are the cases that it had measured."]
+    for r in ordered:
+        if r.table and r.status != SKIPPED:
+            lines += ["", f"{r.part} ({r.status}):", "", "```text", *map(_plain, r.tail), "```"]
     return "\n".join(lines) + "\n"
 
 
-def _speeds(bench: Mapping[str, object]) -> list[str]:
-    """Return the lines of a table with the measured speed of each case; bench: the content of BENCH."""
-    lines = [
-        f"Speed as a share of a copy of {bench['rows']} × {bench['cols']} {bench['dtype']} (median, range):",
-        "",
-        "| case | measured |",
-        "|---|---|",
-    ]
-    for row in bench["measured"]:  # type: ignore[attr-defined]
-        share = row["share"]
-        lines.append(f"| {_cell(row['case'])} | {share['median']:.0%} ({share['low']:.0%} to {share['high']:.0%}) |")
-    return lines
+def _plain(text: str) -> str:
+    """Return a line of output without escape sequences for colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text).rstrip()
 
 
 def _cell(text: str) -> str:
-    """Return a line of output as the text of a Markdown table's cell, without escape sequences for colours."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", text).replace("|", "\\|").strip()
+    """Return a line of output as the text of a Markdown table's cell."""
+    return _plain(text).replace("|", "\\|").strip()
 
 
 _ORDER = {part.name: index for index, part in enumerate(parts(FOLDER))}
@@ -274,7 +311,10 @@ def _stop(*_: object) -> None:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="make measure-gpu", description="Test and measure fewbits on a GPU.")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"parts to run again: {', '.join(_ORDER)}")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where results are kept (default: reports/gpu)")
+    parser.add_argument(
+        "--folder", type=Path, help="where results are kept (default: reports/gpu, or reports/gpu-quick)"
+    )
+    parser.add_argument("--quick", action="store_true", help="at most five minutes: a few parts with fewer cases")
     options = parser.parse_args(arguments)
     if unknown := sorted(set(options.parts) - set(_ORDER)):
         parser.error(f"no part {', '.join(unknown)}; the parts are {', '.join(_ORDER)}")
@@ -286,11 +326,16 @@ def main(arguments: Sequence[str]) -> int:
     if complaint := cuda.complaint():
         print(f"measure-gpu: nothing was measured: {complaint}", file=sys.stderr)
         return 2
-    folder = options.folder.resolve()
-    capability = torch.cuda.get_device_capability()
-    chosen = [part for part in parts(folder, capability) if not options.parts or part.name in options.parts]
+    folder = (options.folder or FOLDER.with_name("gpu-quick" if options.quick else "gpu")).resolve()
+    tool = "" if options.quick else install_sanitizer(folder, int((torch.version.cuda or "13").partition(".")[0]))
+    every = parts(folder, torch.cuda.get_device_capability(), tool, quick=options.quick)
+    chosen = [part for part in every if not options.parts or part.name in options.parts]
     signal.signal(signal.SIGTERM, _stop)
-    results = measure(chosen, folder, torch.cuda.get_device_name(), version(), again=bool(options.parts))
+    seconds = 60.0 * (QUICK_MINUTES if options.quick else MINUTES)
+    results = measure(
+        chosen, folder, torch.cuda.get_device_name(), version(), again=bool(options.parts), seconds=seconds
+    )
+    print(f"\n{measured(folder)}\nThis is in {folder / PAGE}, for docs/measured/cuda-kernels.md.")
     return int(any(result.status in (FAILED, TIMED_OUT) for result in results))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,11 +9,15 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
+import torch
 
+from fewbits.commands import bench
+from fewbits.experiments.config import load_trial
 from fewbits.kernels.backends.gpu import cuda
-from tests import measure_gpu
-from tests.measure_gpu import BENCH, FAILED, PAGE, PASSED, SKIPPED, TIMED_OUT, Part, measure
+from tests import gpu_parts, measure_gpu
+from tests.measure_gpu import FAILED, PAGE, PASSED, SKIPPED, TIMED_OUT, Part, measure
 
 GPU, COMMIT = "NVIDIA Test", "c0ffee" * 7
 
@@ -124,31 +127,8 @@ def _runs(pid: int) -> bool:
 
 def test_parts_for_which_no_time_is_left_are_skipped(tmp_path: Path) -> None:
     assert run(tmp_path / "results", python("late", ""), seconds=0) == [SKIPPED]
-    assert sum(part.seconds for part in measure_gpu.parts(tmp_path)) <= 60 * measure_gpu.MINUTES
-
-
-def writing_bench(folder: Path, then: str = "") -> Part:
-    """Return a part that writes a benchmark with one row, and then executes the statement `then`."""
-    row = {"case": "e4m3:channel:amax", "share": {"median": 0.815, "low": 0.79, "high": 0.83}}
-    bench = {"rows": 64, "cols": 64, "dtype": "bfloat16", "measured": [row]}
-    code = f"import pathlib, time; pathlib.Path({str(folder / BENCH)!r}).write_text({json.dumps(bench)!r}); {then}"
-    return replace(python("bench", code, seconds=5), target=folder / BENCH)
-
-
-def test_speeds_are_those_of_the_last_benchmark_that_ran(tmp_path: Path) -> None:
-    """The page shows no old speeds after a benchmark that failed or did not start, and those before a time-out."""
-    for seconds, status in ((60, FAILED), (0, SKIPPED)):
-        folder = tmp_path / status
-        run(folder, writing_bench(folder))
-        assert "Speed as a share" in page(folder)
-        assert "did not end" not in page(folder)
-        failing = replace(python("bench", "raise SystemExit(1)"), target=folder / BENCH)
-        assert run(folder, failing, gpu="another GPU", seconds=seconds) == [status]
-        assert "Speed as a share" not in page(folder)
-    folder = tmp_path / "late"
-    assert run(folder, writing_bench(folder, then="time.sleep(60)")) == [TIMED_OUT]
-    assert "| e4m3:channel:amax | 82% (79% to 83%) |" in page(folder)
-    assert "did not end (out of time)" in page(folder)
+    for quick, minutes in ((False, measure_gpu.MINUTES), (True, measure_gpu.QUICK_MINUTES)):
+        assert sum(part.seconds for part in measure_gpu.parts(tmp_path, quick=quick)) <= 60 * minutes
 
 
 @pytest.mark.parametrize(("capability", "lacks"), [((8, 0), True), ((8, 6), True), ((8, 9), False), ((9, 0), False)])
@@ -156,10 +136,9 @@ def test_fp8_products_are_skipped_on_a_gpu_that_has_none(
     tmp_path: Path, capability: tuple[int, int], lacks: bool
 ) -> None:
     by_name = {part.name: part for part in measure_gpu.parts(tmp_path, capability)}
-    assert bool(by_name["fp8-executed"].lacks) == lacks
-    assert not by_name["fp8-emulated"].lacks
+    assert bool(by_name["fp8"].lacks) == lacks
     if lacks:
-        assert run(tmp_path / "results", by_name["fp8-executed"]) == [SKIPPED]
+        assert run(tmp_path / "results", by_name["fp8"]) == [SKIPPED]
         assert "FP8 products need 8.9 or later" in page(tmp_path / "results")
 
 
@@ -179,22 +158,72 @@ def test_a_trial_that_finished_earlier_trains_again(tmp_path: Path) -> None:
         assert result.tail == ("trained",)
 
 
-def test_parts_write_where_their_results_are_read(tmp_path: Path) -> None:
-    """Each part that trains has a store of its own, in the folder of results; the benchmark writes the page's file."""
-    by_name = {part.name: part for part in measure_gpu.parts(tmp_path)}
-    trained = [name for name, part in by_name.items() if "train" in part.command]
-    assert trained == ["trial", "fp8-emulated", "fp8-executed"]
-    for name in trained:
-        assert by_name[name].target == tmp_path / "runs" / name
-        assert by_name[name].command[-1] == f"runtime.runs={by_name[name].target}"
-    assert by_name["bench"].target == tmp_path / BENCH
-    assert by_name["bench"].command[-2:] == ("--json", str(tmp_path / BENCH))
+@pytest.mark.parametrize("quick", [False, True])
+def test_the_commands_of_all_parts_are_understood(tmp_path: Path, quick: bool) -> None:
+    """Parse the arguments of each part: those of pytest, of fewbits, and of the parts in gpu_parts.py."""
+    for part in measure_gpu.parts(tmp_path, sanitizer="compute-sanitizer", quick=quick):
+        words = list(part.command)
+        if "fewbits.cli" in words:
+            command, *rest = words[words.index("fewbits.cli") + 1 :]
+            if command == "train":
+                load_trial(rest)
+            elif rest[0] == "train":
+                bench._train_options(rest[1:])
+            elif not torch.cuda.is_available():
+                with pytest.raises(ValueError, match="bench kernels: --device cuda"):
+                    bench.kernels(rest[1:])
+        elif "tests.gpu_parts" in words:
+            gpu_parts.options_of(words[words.index("tests.gpu_parts") + 1 :])
+        else:
+            words[words.index("-n") + 1] = "0"
+            done = subprocess.run([*words, "--collect-only"], cwd=measure_gpu.ROOT, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("name", ["memcheck", "racecheck"])
-def test_errors_that_a_sanitizer_reports_are_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+TINY = ("model.layers=2", "model.width=64", "model.heads=2", "model.kv_heads=2", "model.head_dim=32", "model.ffn=128")
+TINY += ("data=synthetic", "data.size=65536", "training.batch=4", "training.micro_batch=2", "training.length=128")
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("smoke", "--only", "128x128, both"), "1 classes: 0 differ; self-test: 0 rules fail"),
+        (("profile", "--model", "gpt2-nano", "--recipes", "bf16,nvfp4", "--batch", "1", "--length", "32"), "gaps"),
+        (("products",), "fp8, rows"),
+        (("repeat", "{folder}", *TINY, "evaluation.windows=4", "recipe=nvfp4"), "resumed one: the same numbers"),
+    ],
+)
+def test_parts_run_on_a_cpu(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], words: tuple[str, ...], shown: str
 ) -> None:
+    part, *rest = (word.format(folder=tmp_path) for word in words)
+    assert gpu_parts.main([part, *rest, "--device", "cpu"]) == 0
+    assert shown in capfd.readouterr().out
+
+
+def test_other_weights_are_a_difference(tmp_path: Path) -> None:
+    for name, weights in (("a", b"0"), ("b", b"1")):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / name / "checkpoints" / "w.safetensors").write_bytes(weights)
+        for file in ("metrics.parquet", "numerics.parquet"):
+            pd.DataFrame({"loss": [1.0, float("nan")]}).to_parquet(tmp_path / name / file)
+    assert gpu_parts._differences(tmp_path / "a", tmp_path / "a") == []
+    assert gpu_parts._differences(tmp_path / "a", tmp_path / "b") == ["checkpoints/w.safetensors"]
+
+
+@pytest.mark.skipif(bool(gpu_parts.lacks_titan()), reason="torchtitan is not installed")
+def test_torchtitan_understands_the_arguments(tmp_path: Path) -> None:
+    script = (
+        "import sys; from tests.experiments.titan_on_cpu import ConfigManager; "
+        "c = ConfigManager().parse_args(sys.argv[1:]); print(c.training.steps, c.checkpoint.enable, c.fewbits.recipe)"
+    )
+    command = [sys.executable, "-c", script, *gpu_parts.titan_arguments(tmp_path)]
+    done = subprocess.run(command, cwd=measure_gpu.ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["10 False gaussws"], done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("name", ["memcheck", "racecheck", "initcheck"])
+def test_errors_that_a_sanitizer_reports_are_a_failure(tmp_path: Path, name: str) -> None:
     """A part fails if the sanitizer reports errors although the tests pass.
 
     Like NVIDIA's sanitizer, the script that replaces it here fails after such errors only if --error-exitcode is set.
@@ -206,10 +235,19 @@ def test_errors_that_a_sanitizer_reports_are_a_failure(
         "sys.exit(int(sys.argv[at + 1]) if at else 0)\n"
     )
     tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    part = next(part for part in measure_gpu.parts(tmp_path) if part.name == name)
+    part = next(part for part in measure_gpu.parts(tmp_path, sanitizer=str(tool)) if part.name == name)
     assert part.lacks == ""
     assert run(tmp_path / "results", part) == [FAILED]
+    without = next(part for part in measure_gpu.parts(tmp_path) if part.name == name)
+    assert run(tmp_path / "results", without) == [SKIPPED]
+
+
+def test_the_page_has_the_output_of_parts_that_print_tables(tmp_path: Path) -> None:
+    for table in (True, False):
+        run(
+            tmp_path, replace(python("kernels", "print('case\\n\\x1b[31mnvfp4  81%\\x1b[0m')"), table=table), again=True
+        )
+        assert ("```text\ncase\nnvfp4  81%\n```" in page(tmp_path)) == table
 
 
 def test_the_page_shows_the_line_that_a_part_names(tmp_path: Path) -> None:

@@ -65,8 +65,8 @@ def decide(device: Device, x: Tensor) -> tuple[Tensor, Tensor]:
     return choice, decided
 
 
-def bits(x: Tensor) -> Tensor:
-    return torch.ones(-(-x.shape[0] // 32), -(-x.shape[1] // 32), device=x.device)
+def bits(x: Tensor, block: int = 32) -> Tensor:
+    return torch.ones(-(-x.shape[0] // block), -(-x.shape[1] // block), device=x.device)
 
 
 def skip(x: Tensor, part: tuple[int, int]) -> Tensor:
@@ -77,6 +77,7 @@ USUAL = (512, 512)
 CLASSES: dict[str, tuple[Ask, torch.dtype, tuple[int, int]]] = {
     "128x128, amax": (quantize("e4m3:128x128:amax"), BF16, USUAL),
     "128x128, gam, with statistics": (quantize("e4m3:128x128:gam", want_stats=True), BF16, USUAL),
+    "128x128, both axes": (both("e4m3:128x128:amax"), BF16, USUAL),
     "128x128, statistics of blocks": (
         quantize("e5m2:128x128:amax", want_stats=True, partition=(128, 128)),
         BF16,
@@ -154,6 +155,11 @@ CLASSES: dict[str, tuple[Ask, torch.dtype, tuple[int, int]]] = {
     ),
     "gradient of bits": (
         lambda device, x: device.sample_weight_backward(x, x, bits(x), 1, "gaussian", 32),
+        BF16,
+        USUAL,
+    ),
+    "gradient of bits, 128x128": (
+        lambda device, x: device.sample_weight_backward(x, x, bits(x, 128), 1, "gaussian", 128),
         BF16,
         USUAL,
     ),
