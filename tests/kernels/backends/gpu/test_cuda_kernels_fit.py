@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fewbits.common.atomic import write_atomically
-from fewbits.kernels.backends.build import BuildError, cached
+from fewbits.kernels.backends.build import BuildError
 from fewbits.kernels.backends.gpu import cubins
 from fewbits.kernels.backends.gpu.device import Device
 from fewbits.kernels.backends.gpu.variants import Variant
@@ -235,9 +235,7 @@ def log_of(source: str, architecture: str) -> str:
     """Return the log of NVRTC and ptxas; it is kept in the user's cache beside the cubin, to compile only once."""
     kept = cubins._path(source, architecture).with_suffix(".log")
     if not kept.exists():
-        code, log = cubins.compile_now(source, architecture)
-        cached(cubins._path(source, architecture), lambda: code)  # for tests that disassemble it
-        write_atomically(kept, log.encode())
+        write_atomically(kept, cubins.compile_now(source, architecture)[1].encode())
     return kept.read_text()
 
 
