@@ -7,7 +7,9 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 import fewbits
 from fewbits.sweeps.planning.store import State
@@ -42,6 +44,15 @@ def test_a_hugging_face_model_trains_and_is_saved(capsys: pytest.CaptureFixture[
     assert "model.layers.2.mlp.up_proj and 1 more (kept)" in out
     again = float(out.rstrip().rpartition(" ")[2])
     assert again < math.log(256)
+
+
+@pytest.mark.deep
+def test_the_notebook_for_visitors_runs_without_the_repository(tmp_path: Path) -> None:
+    notebook = nbformat.read(EXAMPLES / "fewbits.ipynb", 4)
+    NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 5
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_kernels_are_used_alone(capsys: pytest.CaptureFixture[str]) -> None:
