@@ -31,7 +31,8 @@ html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
-html_last_updated_fmt = None
+html_show_copyright = False
+highlight_language = "text"
 pygments_style, pygments_dark_style = "friendly", "github-dark"
 
 myst_enable_extensions = ["colon_fence", "deflist"]
