@@ -44,7 +44,7 @@ def differentiate(
     """Define the gradient of the operator `name`.
 
     keep, backward: the arguments setup_context and backward of torch.library.register_autograd. Return the operator as
-    a function. For ordinary tensors on a CPU it uses an autograd.Function directly, because torch's dispatcher and
+    a function. For ordinary tensors it uses an autograd.Function directly, because torch's dispatcher and
     torch's Python layer for gradients of operators take several times as long.
     """
     torch.library.register_autograd(f"fewbits::{name}", backward, setup_context=keep, lib=LIBRARY)
@@ -80,12 +80,14 @@ def call(operator: Callable[..., Any], x: Tensor, *arguments: Any) -> Any:
 
 
 def can_skip_dispatcher(arguments: tuple[Any, ...]) -> bool:
-    """Tell whether all tensor arguments are plain CPU tensors, and no compiler, mode or transform intercepts operators.
+    """Tell whether all tensor arguments are plain tensors on a CPU or a GPU, and nothing intercepts operators.
 
-    Arguments that are not tensors are ignored.
+    A compiler, a mode or a transform may intercept them. Arguments that are not tensors are ignored.
     """
     observed = torch.compiler.is_compiling() or _dispatch_modes() or _transforms()
-    return not observed and all(type(x) in _ORDINARY and x.is_cpu for x in arguments if isinstance(x, Tensor))
+    return not observed and all(
+        type(x) in _ORDINARY and (x.is_cpu or x.is_cuda) for x in arguments if isinstance(x, Tensor)
+    )
 
 
 def refuse_distributed(x: Tensor) -> None:

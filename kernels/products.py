@@ -40,9 +40,9 @@ def linear_of_cast(x: Tensor, w: Tensor, cast: Tensor) -> Tensor | None:
 
     Results and gradients equal those of `linear` on a cast weight, with fewer calls of torch. Return None if the caller
     has to use `linear`: if `linear` would widen the operands to FP32, under autocast, if x is not contiguous, and for
-    tensors that are not plain CPU tensors.
+    tensors that are not plain tensors on a CPU or a GPU.
     """
-    ordinary = can_skip_dispatcher((x, w, cast)) and x.is_contiguous() and not torch.is_autocast_enabled("cpu")
+    ordinary = can_skip_dispatcher((x, w, cast)) and x.is_contiguous() and not torch.is_autocast_enabled(x.device.type)
     return _LinearOfCast.apply(x, w, cast) if ordinary and not _is_widened(x) else None
 
 

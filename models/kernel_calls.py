@@ -6,6 +6,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fewbits.kernels.layers import activations, attention, cross_entropy, norms  # noqa: F401, they register operators
+from fewbits.kernels.layers.library import takes
 from fewbits.models.operand_pair import OperandPair
 from fewbits.models.quantize import Quantization
 from fewbits.models.quantized_linear import NOISE, QuantizedLinear
@@ -31,6 +33,7 @@ def calls_of(quantization: Quantization, tokens: int, dtype: torch.dtype) -> Ite
                     yield from _calls_of_pair(pair, torch.empty(shape, dtype=dtype))
         if layer.sampler is not None:
             yield from _calls_of_sampler(layer, dtype)
+    yield from _calls_around_layers(dtype)
 
 
 def _calls_of_pair(pair: OperandPair, x: Tensor) -> Iterator[Call]:
@@ -38,6 +41,22 @@ def _calls_of_pair(pair: OperandPair, x: Tensor) -> Iterator[Call]:
         yield partial(pair, x, _seed, [], watch=watch)
         for which in (0, 1):
             yield partial(pair.quantize_one, which, x, _seed, [], watch=watch)
+
+
+def _calls_around_layers(dtype: torch.dtype) -> Iterator[Call]:
+    """Yield the calls of norms, activations, rotations and cross entropy, whose kernels depend only on the dtype."""
+    ops, x, w = torch.ops.fewbits, torch.empty(1, 8, dtype=dtype), torch.empty(8)
+    if not takes(x):
+        return
+    for source in (x, x.float()):  # Mamba-2 has norms of FP32 tensors
+        yield partial(ops.norm, source, w, None, 0.0, 1e-5, True, dtype)
+        yield partial(ops.norm_backward, source, None, x, w, True, w[:1], w[:1], 0.0, True)
+    yield partial(ops.cross_entropy, x, w[:1].long(), 0, False)
+    yield partial(ops.cross_entropy_backward, x, w[:1].long(), w[:1], w[:1], 0)
+    for name, operands in (("squared_relu", 1), ("gelu", 1), ("swiglu", 2)):
+        yield partial(getattr(ops, name), *[x] * operands)
+        yield partial(getattr(ops, f"{name}_backward"), *[x] * (operands + 1))
+    yield partial(ops.rotated, x.view(1, 1, 1, 8), 1, 0, torch.empty(1, 4, 2))
 
 
 def _calls_of_sampler(layer: QuantizedLinear, dtype: torch.dtype) -> Iterator[Call]:

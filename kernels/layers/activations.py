@@ -1,6 +1,7 @@
 """Compute the activations of feed-forward layers and their gradients; each function reads its operands once.
 
-The arithmetic is FP32, and results are rounded once. On devices other than the CPU, torch computes the same functions.
+The arithmetic is FP32, and results are rounded once. On devices other than CPUs and NVIDIA's GPUs, torch computes the
+same functions.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fewbits.kernels.backends.cpu import threads
-from fewbits.kernels.layers.library import is_compiled, is_float, library, takes
+from fewbits.kernels.layers.library import gpu_layers, is_compiled, is_float, library, takes
 from fewbits.kernels.operators import define, differentiate
 from fewbits.kernels.reference import layers as reference
 
@@ -34,16 +35,19 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _of_one(name: str) -> Callable[[Tensor], Tensor]:
-    """Return a function that computes the activation `name` (`squared_relu` or `gelu`) of a CPU tensor.
+    """Return a function that computes the activation `name`, `squared_relu` or `gelu`.
 
-    It calls the compiled library, or the reference in plain torch if `is_compiled()` is False.
+    It calls the CUDA kernels or the compiled library, or the reference in plain torch if neither works here.
     """
 
     def run(x: Tensor) -> Tensor:
-        if not is_compiled():
-            return getattr(reference, name)(x)
         x = x.contiguous()
         y = torch.empty_like(x)
+        if (gpu := gpu_layers(x)) is not None:
+            gpu.activation(name, (x,), (y,))
+            return y
+        if not is_compiled(x.device.type):
+            return getattr(reference, name)(x)
         getattr(library(), f"fb_{name}")(is_float(x), x.numel(), x.data_ptr(), y.data_ptr(), threads(x.numel()))
         return y
 
@@ -52,10 +56,13 @@ def _of_one(name: str) -> Callable[[Tensor], Tensor]:
 
 def _backward_of_one(name: str) -> Callable[[Tensor, Tensor], Tensor]:
     def run(x: Tensor, dy: Tensor) -> Tensor:
-        if not is_compiled():
-            return getattr(reference, f"{name}_backward")(x, dy)
         x, dy = x.contiguous(), dy.contiguous()
         dx, n = torch.empty_like(x), x.numel()
+        if (gpu := gpu_layers(x)) is not None:
+            gpu.activation(f"{name}_backward", (x, dy), (dx,))
+            return dx
+        if not is_compiled(x.device.type):
+            return getattr(reference, f"{name}_backward")(x, dy)
         call = getattr(library(), f"fb_{name}_backward")
         call(is_float(x), n, x.data_ptr(), dy.data_ptr(), dx.data_ptr(), threads(n))
         return dx
@@ -64,19 +71,25 @@ def _backward_of_one(name: str) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    if not is_compiled():
-        return reference.swiglu(gate, up)
     gate, up = gate.contiguous(), up.contiguous()
     y, n = torch.empty_like(gate), gate.numel()
+    if (gpu := gpu_layers(gate)) is not None:
+        gpu.activation("swiglu", (gate, up), (y,))
+        return y
+    if not is_compiled(gate.device.type):
+        return reference.swiglu(gate, up)
     library().fb_swiglu(is_float(gate), n, gate.data_ptr(), up.data_ptr(), y.data_ptr(), threads(n))
     return y
 
 
 def _swiglu_backward(gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    if not is_compiled():
-        return reference.swiglu_backward(gate, up, dy)
     gate, up, dy = gate.contiguous(), up.contiguous(), dy.contiguous()
     dgate, dup, n = torch.empty_like(gate), torch.empty_like(up), gate.numel()
+    if (gpu := gpu_layers(gate)) is not None:
+        gpu.activation("swiglu_backward", (gate, up, dy), (dgate, dup))
+        return dgate, dup
+    if not is_compiled(gate.device.type):
+        return reference.swiglu_backward(gate, up, dy)
     library().fb_swiglu_backward(
         *(is_float(gate), n, *(x.data_ptr() for x in (gate, up, dy, dgate, dup)), threads(n)),
     )
@@ -87,12 +100,11 @@ def _empty(x: Tensor, *_: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-define("swiglu(Tensor gate, Tensor up) -> Tensor", _swiglu, _empty, devices=("CPU",))
+define("swiglu(Tensor gate, Tensor up) -> Tensor", _swiglu, _empty)
 _swiglu_gradients = define(
     "swiglu_backward(Tensor gate, Tensor up, Tensor dy) -> (Tensor, Tensor)",
     _swiglu_backward,
     lambda gate, up, _: (_empty(gate), _empty(up)),
-    devices=("CPU",),
 )
 
 
@@ -105,9 +117,9 @@ def _differentiated(name: str, backward: Callable[..., Any]) -> Callable[..., An
 
 
 def _define_of_one(name: str) -> Callable[[Tensor], Tensor]:
-    define(f"{name}(Tensor x) -> Tensor", _of_one(name), _empty, devices=("CPU",))
+    define(f"{name}(Tensor x) -> Tensor", _of_one(name), _empty)
     schema = f"{name}_backward(Tensor x, Tensor dy) -> Tensor"
-    return _differentiated(name, define(schema, _backward_of_one(name), _empty, devices=("CPU",)))
+    return _differentiated(name, define(schema, _backward_of_one(name), _empty))
 
 
 _squared_relu_of, _gelu_of = map(_define_of_one, ("squared_relu", "gelu"))

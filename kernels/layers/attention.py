@@ -3,7 +3,8 @@
 For BF16 on a CPU, one operator rotates, multiplies and normalises one block of tokens at a time. To save memory it does
 not store the scores, but computes them again in the backward pass. If q, k and v are parts of one fused tensor, their
 gradient is one tensor, too. FP16 on a CPU uses the operator's definition in plain torch (reference/attention.py),
-because torch's own products may sum in FP16. For all other tensors, torch computes attention.
+because torch's own products may sum in FP16. For all other tensors, torch computes attention; on
+NVIDIA's GPUs one operator rotates q and k before.
 
 Shape suffixes: B batch, T token, H query head, K key and value head, E dimension of a head.
 """
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fewbits.kernels.backends.cpu import threads
-from fewbits.kernels.layers.library import address, is_compiled, library
+from fewbits.kernels.layers.library import DTYPES, address, gpu_layers, is_compiled, library
 from fewbits.kernels.operators import define, differentiate
 from fewbits.kernels.reference import attention as reference
 
@@ -46,8 +47,12 @@ def fused_causal_attention(x_BTHE: Tensor, heads: int, turns: Tensor | None = No
     kv_heads = (x_BTHE.shape[2] - heads) // 2
     if _takes(x_BTHE):
         return _fused_attention_of(x_BTHE, heads, turns)[0]
+    if turns is not None and _rotates(x_BTHE):
+        return causal_attention(*_rotated_of(x_BTHE, heads, kv_heads, turns))
+    if turns is None:
+        return causal_attention(*_split(x_BTHE, heads))
     qk, v = x_BTHE.split((heads + kv_heads, kv_heads), 2)
-    q, k = (qk if turns is None else rotate(qk, turns)).split((heads, kv_heads), 2)  # one rotation for both
+    q, k = rotate(qk, turns).split((heads, kv_heads), 2)  # one rotation for both
     return causal_attention(q, k, v)
 
 
@@ -56,6 +61,8 @@ def rotate(x_BTHE: Tensor, turns: Tensor) -> Tensor:
 
     turns: the cosines and sines of the angles, as in `causal_attention`.
     """
+    if _rotates(x_BTHE):
+        return _rotated_of(x_BTHE, x_BTHE.shape[2], 0, turns)[0]
     rotated = 2 * turns.shape[1]
     turned, kept = x_BTHE.split((rotated, x_BTHE.shape[-1] - rotated), -1)
     angles = torch.view_as_complex(turns[: x_BTHE.shape[1], None].float())
@@ -66,6 +73,10 @@ def rotate(x_BTHE: Tensor, turns: Tensor) -> Tensor:
 
 def _takes(*tensors: Tensor) -> bool:
     return all(x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) for x in tensors)
+
+
+def _rotates(x: Tensor) -> bool:
+    return x.device.type in ("cuda", "meta") and x.dtype in DTYPES
 
 
 def _in_library(q: Tensor) -> bool:
@@ -254,3 +265,61 @@ def _fused_backward(ctx: Any, d_out: Tensor, _: Any) -> tuple[Tensor | None, ...
 
 _attention_of = differentiate("attention", _keep, _backward)
 _fused_attention_of = differentiate("fused_attention", _keep_fused, _fused_backward)
+
+
+# ------------------------------------------------------------------------------------------------ rotation alone
+
+
+def _rotated(x: Tensor, heads: int, kv_heads: int, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q and k, rotated, and v; x contains first the heads of q, then kv_heads heads of k, and the rest is v."""
+    angles, results = _checked(turns, x), _rotated_fake(x, heads, kv_heads, turns)
+    assert angles is not None
+    parts = _readable(x).split([y.shape[2] for y in results], 2)
+    if (gpu := gpu_layers(x)) is not None:
+        gpu.rotate(parts, results, angles)
+    else:
+        for y, part, own in zip(results, parts, (angles, angles, None), strict=True):
+            y.copy_(reference.rotate(part, own))
+    return results
+
+
+def _rotated_backward(dq: Tensor, dk: Tensor, dv: Tensor, turns: Tensor) -> Tensor:
+    angles, dx = _checked(turns, dq), _rotated_backward_fake(dq, dk, dv, turns)
+    assert angles is not None
+    parts = dx.split([y.shape[2] for y in (dq, dk, dv)], 2)
+    if (gpu := gpu_layers(dq)) is not None:
+        gpu.rotate((_readable(dq), _readable(dk), _readable(dv)), parts, angles, inverse=True)
+    else:
+        for part, y, own in zip(parts, (dq, dk, dv), (angles, angles, None), strict=True):
+            part.copy_(reference.rotate(y, own, -1))
+    return dx
+
+
+def _rotated_fake(x: Tensor, heads: int, kv_heads: int, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    batch, tokens, every, size = x.shape
+    q, k, v = (x.new_empty((batch, tokens, n, size)) for n in (heads, kv_heads, every - heads - kv_heads))
+    return q, k, v
+
+
+def _rotated_backward_fake(dq: Tensor, dk: Tensor, dv: Tensor, turns: Tensor) -> Tensor:
+    batch, tokens, _, size = dq.shape
+    return dq.new_empty((batch, tokens, sum(y.shape[2] for y in (dq, dk, dv)), size))
+
+
+define("rotated(Tensor x, int heads, int kv_heads, Tensor turns) -> (Tensor, Tensor, Tensor)", _rotated, _rotated_fake)
+_unrotated = define(
+    "rotated_backward(Tensor dq, Tensor dk, Tensor dv, Tensor turns) -> Tensor",
+    _rotated_backward,
+    _rotated_backward_fake,
+)
+
+
+def _keep_turns(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(inputs[3])
+
+
+def _backward_of_rotated(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    return _unrotated(*gradients, *ctx.saved_tensors), None, None, None
+
+
+_rotated_of = differentiate("rotated", _keep_turns, _backward_of_rotated)

@@ -1,6 +1,6 @@
-"""Call the functions of the compiled CPU library that compute layers.
+"""Select what computes layers: the compiled CPU library, the CUDA kernels, or the reference in plain torch.
 
-The functions take BF16 and float32 tensors. The modules in kernels/reference/ define the results in plain torch.
+The compiled functions take BF16 and float32 tensors. The modules in kernels/reference/ define the results.
 """
 
 import ctypes
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fewbits.kernels.backends import cpu
 from fewbits.kernels.backends.choice import backend_for
+from fewbits.kernels.backends.gpu.layers import Layers
 
 DTYPES = (torch.bfloat16, torch.float32)  # the index is the argument "is float" of the C++ functions
 
@@ -31,9 +32,15 @@ _SIGNATURES = {
 }
 
 
-def is_compiled() -> bool:
-    """Tell whether layers on a CPU use the compiled library; if not, they use the reference in plain torch."""
-    return backend_for("cpu").name == "cpu"
+def is_compiled(device: str = "cpu") -> bool:
+    """Tell whether layers on this kind of device use the CPU's compiled library."""
+    return backend_for(device).name == "cpu"
+
+
+def gpu_layers(x: Tensor) -> Layers | None:
+    """Return the CUDA kernels of layers for this tensor, or None if x is on a CPU or the kernels do not work here."""
+    layers: Layers | None = getattr(backend_for(x.device.type), "layers", None)
+    return layers
 
 
 @cache
@@ -46,11 +53,11 @@ def library() -> ctypes.CDLL:
 
 
 def takes(*tensors: Tensor) -> bool:
-    """Tell whether our operators for layers accept all these tensors, that is, all are BF16 or float32 and on a CPU.
+    """Tell whether our operators for layers accept all these tensors: BF16 or float32, on a CPU, a GPU or torch's meta.
 
     For other tensors, the layers use torch's functions.
     """
-    return all(x.device.type == "cpu" and x.dtype in DTYPES for x in tensors)
+    return all(x.device.type in ("cpu", "cuda", "meta") and x.dtype in DTYPES for x in tensors)
 
 
 def is_float(x: Tensor) -> int:

@@ -1,7 +1,7 @@
 """Compute layer norms and RMS norms of rows, optionally after the addition of a residual branch, for training.
 
-On a CPU one operator reads each tensor once and sums in FP32, also for the gradients of weight and bias. (torch's own
-operator sums these gradients in the dtype of x, and in BF16 they are wrong by several percent.) On other devices torch
+On CPUs and NVIDIA's GPUs one operator sums in FP32, also for the gradients of weight and bias. (torch's own operator
+for CPUs sums these gradients in the dtype of x, and in BF16 they are wrong by several percent.) On other devices torch
 computes the norm of the tensor widened to FP32.
 """
 
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fewbits.kernels.backends.cpu import threads
-from fewbits.kernels.layers.library import DTYPES, address, is_compiled, is_float, library, takes
+from fewbits.kernels.layers.library import DTYPES, address, gpu_layers, is_compiled, is_float, library, takes
 from fewbits.kernels.operators import define, differentiate
 from fewbits.kernels.reference import layers as reference
 
@@ -88,10 +88,13 @@ def _contiguous(x: Tensor | None) -> Tensor | None:
 def _norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, offset: float, eps: float, centered: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if not is_compiled():
-        return reference.norm(x, weight, bias, offset, eps, centered, dtype)
     x, weight, bias = x.contiguous(), weight.contiguous(), _contiguous(bias)
     n, mean, inverse = _norm_fake(x, weight, bias, offset, eps, centered, dtype)
+    if (gpu := gpu_layers(x)) is not None:
+        gpu.norm(x, None, weight, bias, offset, eps, None, (n, mean, inverse))
+        return n, mean, inverse
+    if not is_compiled(x.device.type):
+        return reference.norm(x, weight, bias, offset, eps, centered, dtype)
     call = _call(x, weight, bias, offset, eps, centered)
     library().fb_norm(
         *(ctypes.byref(call), is_float(x), is_float(n), x.data_ptr(), None, None),
@@ -111,11 +114,14 @@ def _norm_fake(
 def _add_norm(
     x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, offset: float, eps: float, centered: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if not is_compiled():
-        s = x + y
-        return s, *reference.norm(s, weight, bias, offset, eps, centered, x.dtype)
     x, y, weight, bias = x.contiguous(), y.contiguous(), weight.contiguous(), _contiguous(bias)
     s, n, mean, inverse = _add_norm_fake(x, y, weight, bias, offset, eps, centered)
+    if (gpu := gpu_layers(x)) is not None:
+        gpu.norm(x, y, weight, bias, offset, eps, s, (n, mean, inverse))
+        return s, n, mean, inverse
+    if not is_compiled(x.device.type):
+        s = x + y
+        return s, *reference.norm(s, weight, bias, offset, eps, centered, x.dtype)
     call = _call(x, weight, bias, offset, eps, centered)
     library().fb_norm(
         *(ctypes.byref(call), is_float(x), is_float(n), x.data_ptr(), y.data_ptr(), s.data_ptr()),
@@ -141,10 +147,14 @@ def _norm_backward(
     offset: float,
     centered: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if not is_compiled():
-        return reference.norm_backward(s, ds, dn, weight, biased, mean, inverse, offset, centered)
     s, dn, weight, ds = s.contiguous(), dn.contiguous(), weight.contiguous(), _contiguous(ds)
+    mean, inverse = mean.contiguous(), inverse.contiguous()
     dx, dweight, dbias = _norm_backward_fake(s, ds, dn, weight, biased, mean, inverse, offset, centered)
+    if (gpu := gpu_layers(s)) is not None:
+        gpu.norm_backward(s, ds, dn, weight, mean, inverse, offset, (dx, dweight, dbias if biased else None))
+        return dx, dweight, dbias
+    if not is_compiled(s.device.type):
+        return reference.norm_backward(s, ds, dn, weight, biased, mean, inverse, offset, centered)
     call = _call(s, weight, None, offset, 0.0, centered)
     library().fb_norm_backward(
         *(ctypes.byref(call), is_float(s), is_float(dn), s.data_ptr(), address(ds), dn.data_ptr(), mean.data_ptr()),
@@ -164,20 +174,17 @@ define(
     f"norm(Tensor x, Tensor weight, Tensor? bias, {_SETTINGS}, ScalarType dtype) -> (Tensor, Tensor, Tensor)",
     _norm,
     _norm_fake,
-    devices=("CPU",),
 )
 define(
     f"add_norm(Tensor x, Tensor y, Tensor weight, Tensor? bias, {_SETTINGS}) -> (Tensor, Tensor, Tensor, Tensor)",
     _add_norm,
     _add_norm_fake,
-    devices=("CPU",),
 )
 _norm_gradients = define(
     "norm_backward(Tensor s, Tensor? ds, Tensor dn, Tensor weight, bool biased, Tensor mean, Tensor inverse, "
     "float offset, bool centered) -> (Tensor, Tensor, Tensor)",
     _norm_backward,
     _norm_backward_fake,
-    devices=("CPU",),
 )
 
 
@@ -187,6 +194,7 @@ _norm_gradients = define(
 def _keep_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, bias, ctx.offset, _, ctx.centered, _ = inputs
     ctx.biased = bias is not None
+    ctx.set_materialize_grads(False)  # else torch fills a tensor with zeros for each statistic
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(x, weight, *output[1:])
 
@@ -194,6 +202,7 @@ def _keep_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
 def _keep_add_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _, _, weight, bias, ctx.offset, _, ctx.centered = inputs
     ctx.biased = bias is not None
+    ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[2:])
     ctx.save_for_backward(output[0], weight, *output[2:])
 
@@ -204,11 +213,15 @@ def _gradients(ctx: Any, ds: Tensor | None, dn: Tensor) -> tuple[Tensor, Tensor,
     return dx, dweight, dbias if ctx.biased else None
 
 
-def _backward(ctx: Any, dn: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, dn: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if dn is None:
+        return (None,) * 7
     return *_gradients(ctx, None, dn), None, None, None, None
 
 
-def _add_backward(ctx: Any, ds: Tensor, dn: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+def _add_backward(ctx: Any, ds: Tensor | None, dn: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if dn is None:
+        return ds, ds, *[None] * 5
     dx, dweight, dbias = _gradients(ctx, ds, dn)
     return dx, dx, dweight, dbias, None, None, None
 

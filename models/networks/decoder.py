@@ -32,8 +32,8 @@ from fewbits.models.networks.mamba2 import Mamba2
 POSITIONS: Final = ("learned", "rope", "none")
 INITS: Final = ("gpt2", "llama")
 LETTERS: Final = {"M": "Mamba-2", "-": "feed-forward", "*": "attention"}
-# If there are more logits, the loss is computed in parts, and the backward pass recomputes each part. On a CPU: 64 MiB in
-# FP32; on other devices, where small parts waste time, 2 GiB in BF16.
+# If there are more logits, the loss is computed in parts, and the backward pass recomputes each part. On a CPU: 64 MiB
+# in FP32; on other devices, where small parts waste time, 2 GiB in BF16.
 LOGITS_AT_ONCE: Final = 1 << 24
 LOGITS_AT_ONCE_ON_GPU: Final = 1 << 30
 IGNORED: Final = -100  # a token with this target is excluded from the loss

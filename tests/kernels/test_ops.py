@@ -83,6 +83,8 @@ OPERATORS: dict[str, list[tuple[Any, ...]]] = {
     "attention_backward": [(Q, Q, Q, TURNS, *torch.ops.fewbits.attention(Q, Q, Q, TURNS), Q)],
     "fused_attention": [(Q, 1, None), (torch.cat((Q, Q), 2), 2, TURNS)],
     "fused_attention_backward": [(Q, 1, TURNS, *torch.ops.fewbits.fused_attention(Q, 1, TURNS), Q[:, :, :1])],
+    "rotated": [(Q, 2, 0, TURNS), (torch.cat((Q, Q), 2).transpose(1, 2).contiguous().transpose(1, 2), 2, 2, TURNS)],
+    "rotated_backward": [(Q, Q[:, :, :2], Q[:, :, :1], TURNS)],
     "cross_entropy": [(X, TARGETS, -100, False), (X.bfloat16(), TARGETS, 3, False)],
     "cross_entropy_backward": [(X, TARGETS, X[:, 0], X[:, 1], -100), (X.bfloat16(), TARGETS, X[:, 0], X[:, 1], -100)],
     "cross_entropy_backward_": [(X.clone(), TARGETS, X[:, 0], X[:, 1], -100)],
@@ -92,7 +94,7 @@ UTILS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_a
 DIFFERENTIABLE = (
     *("quantize", "quantize_stats", "quantize_both", "mix", "sample_weight", "matmul_fp32"),
     *("norm", "add_norm", "squared_relu", "gelu", "swiglu", "cross_entropy"),
-    *("attention", "fused_attention"),
+    *("attention", "fused_attention", "rotated"),
 )
 
 

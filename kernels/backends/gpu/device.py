@@ -16,6 +16,7 @@ from fewbits.kernels.backends import reference
 from fewbits.kernels.backends.compiled import Compiled, DecideCall, Job
 from fewbits.kernels.backends.constants import sign_words
 from fewbits.kernels.backends.gpu.calls import Call, DecodeCall, WeightCall, aligned, packed_at
+from fewbits.kernels.backends.gpu.layers import Layers
 from fewbits.kernels.backends.gpu.plans import (
     ADDRESSES,
     BACKWARDS,
@@ -48,6 +49,7 @@ class Device(Compiled):
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
+        self.layers = Layers(launcher)
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._deciders: dict[int | None, Kernel] = {}  # by the index of the device
 

@@ -11,14 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fewbits.kernels.layers.activations import gelu, squared_relu, swiglu
-from fewbits.kernels.layers.library import is_compiled
 from fewbits.kernels.reference import layers as reference
 from fewbits.kernels.reference.functions import exponential
 from tests.kernels.inputs import assert_same, generator
 
 DTYPES = (torch.bfloat16, torch.float32)
 SPECIAL = [0.0, -0.0, 1e-40, -1e-40, 1e-30, 88.8, -88.8, -104.5, 1e30, -1e30, 3e38, math.inf, -math.inf, math.nan]
-needs_library = pytest.mark.skipif(not is_compiled(), reason="compares the compiled library with the reference")
 
 
 def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -32,7 +30,7 @@ def hard(count: int, seed: int, dtype: torch.dtype) -> Tensor:
     return x
 
 
-@needs_library
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 33, 5000, 70001])
 def test_every_bit_is_that_of_the_definition(count: int, dtype: torch.dtype) -> None:
@@ -60,6 +58,7 @@ def test_the_exponential_is_exact_to_two_units_everywhere() -> None:
     assert got[x.isnan()].isnan().all()
 
 
+@pytest.mark.usefixtures("compiled")
 def test_gelu_is_exact_also_where_it_is_small() -> None:
     x = torch.linspace(-12, 12, 100_001)
     want = x.double() * torch.special.erfc(-x.double() / 2**0.5) / 2
@@ -73,6 +72,7 @@ CASES: dict[str, tuple[int, Callable[..., Tensor], Callable[..., Tensor]]] = {
 }
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
 def test_values_and_gradients_are_those_of_torch(name: str, dtype: torch.dtype) -> None:
@@ -90,6 +90,7 @@ def test_values_and_gradients_are_those_of_torch(name: str, dtype: torch.dtype) 
         assert ((got.double() - expected).abs() <= bound * expected.abs() + 2e-6 * expected.abs().max()).all()
 
 
+@pytest.mark.usefixtures("compiled")
 def test_operands_of_other_layouts_give_the_same_bits() -> None:
     gate, up = normal(48, 64, seed=1, dtype=torch.bfloat16), normal(48, 64, seed=2, dtype=torch.bfloat16)
     transposed = [x.t().contiguous().t() for x in (gate, up)]

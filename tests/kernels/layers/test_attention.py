@@ -119,6 +119,25 @@ def test_large_scores_and_a_token_that_sees_only_itself_are_exact(implementation
     assert error(y, reference.attention(q, k, v, turns)[0]) < 1e-2
 
 
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("size", "rotated"), [(64, 64), (24, 8), (20, 10), (9, 4)])
+def test_rotated_heads_of_a_fused_tensor(size: int, rotated: int, dtype: torch.dtype) -> None:
+    """Check the operator for GPUs: values against the definition, gradients against torch's, in several layouts."""
+    q, k, v, turns, _ = inputs((2, 21, 6, 2, size, rotated))
+    x = torch.cat((q, k, v), 2).to(dtype)
+    shifted = torch.cat((x.new_zeros(1), x.flatten()))[1:].view_as(x)  # begins between multiples of 16 bytes
+    for layout in (x, x.transpose(1, 2).contiguous().transpose(1, 2), x.mT.contiguous().mT, shifted):
+        leaf, plain = (layout.detach().requires_grad_() for _ in range(2))
+        got = layer._rotated_of(leaf, 6, 2, turns)
+        q, k, v = plain.split((6, 2, 2), 2)
+        want = [reference.rotate(q, turns).to(dtype), reference.rotate(k, turns).to(dtype), v]
+        dy = [y.detach().roll(1, -1).transpose(1, 2).contiguous().transpose(1, 2) for y in want]
+        grads = [torch.autograd.grad(ys, t, dy)[0] for ys, t in ((got, leaf), (want, plain))]
+        for one, other in zip((*got, grads[0]), (*want, grads[1]), strict=True):
+            assert_same(one.detach(), other.detach())
+
+
 def exact(q: Tensor, k: Tensor, v: Tensor, turns: Tensor | None) -> Tensor:
     """Return attention in double precision; the rotation multiplies complex numbers."""
     if turns is not None:

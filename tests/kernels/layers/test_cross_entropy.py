@@ -8,13 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fewbits.kernels.layers.cross_entropy import cross_entropy
-from fewbits.kernels.layers.library import is_compiled
 from fewbits.kernels.reference import layers as reference
 from tests.kernels.inputs import assert_same, generator
 
 DTYPES = (torch.bfloat16, torch.float32)
 IGNORED = -100
-needs_library = pytest.mark.skipif(not is_compiled(), reason="compares the compiled library with the reference")
 
 
 def inputs(rows: int, columns: int, dtype: torch.dtype, scale: float = 5.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -25,7 +23,7 @@ def inputs(rows: int, columns: int, dtype: torch.dtype, scale: float = 5.0) -> t
     return (scale * torch.randn(rows, columns, generator=g)).to(dtype), targets, torch.randn(rows, generator=g)
 
 
-@needs_library
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(0, 5), (1, 1), (3, 15), (9, 16), (6, 17), (40, 1000), (3, 70001)], ids=str)
 @pytest.mark.parametrize("scale", [1.0, 60.0])
@@ -43,6 +41,7 @@ def test_every_bit_is_that_of_the_definition(shape: tuple[int, int], scale: floa
     assert_same(logits, dx)
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_losses_and_gradients_are_those_of_double_precision(dtype: torch.dtype, overwrite: bool) -> None:
@@ -58,6 +57,7 @@ def test_losses_and_gradients_are_those_of_double_precision(dtype: torch.dtype, 
     assert ((dx.double() - want_dx).abs() <= (torch.finfo(dtype).eps / 2 + 1e-5) * want_dx.abs() + 1e-7).all()
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_second_backward_pass_over_overwritten_logits_is_an_error() -> None:
     logits, targets, grad = inputs(8, 30, torch.bfloat16)
     leaf = logits.clone().requires_grad_()
@@ -67,6 +67,7 @@ def test_a_second_backward_pass_over_overwritten_logits_is_an_error() -> None:
         losses.backward(grad)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_logits_that_may_not_be_overwritten_stay_and_another_layout_gives_the_same_bits() -> None:
     logits, targets, grad = inputs(12, 40, torch.bfloat16)
     results = []

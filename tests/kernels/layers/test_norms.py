@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.layers import norms
-from fewbits.kernels.layers.library import is_compiled
 from fewbits.kernels.reference import layers as reference
 from tests.kernels.inputs import assert_same, generator
 
 EPS = 1e-5
 DTYPES = (torch.bfloat16, torch.float32)
 SHAPES = ((1, 1), (1, 16), (3, 15), (5, 17), (64, 48), (65, 256), (2, 33, 100), (4100, 3), (0, 8))
-needs_library = pytest.mark.skipif(not is_compiled(), reason="compares the compiled library with the reference")
 
 
 def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -29,7 +27,7 @@ def compare(got: tuple[Tensor, ...], want: tuple[Tensor, ...], what: str) -> Non
         assert_same(one, other, f"{what}, result {i}")
 
 
-@needs_library
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_bit_is_that_of_the_definition(shape: tuple[int, ...]) -> None:
     for dtype, centered, biased, added in product(DTYPES, (True, False), (True, False), (True, False)):
@@ -47,7 +45,7 @@ def test_every_bit_is_that_of_the_definition(shape: tuple[int, ...]) -> None:
         compare(torch.ops.fewbits.norm_backward(*arguments), reference.norm_backward(*arguments), f"backward, {what}")
 
 
-@needs_library
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_may_have_weights_of_their_own_and_a_result_of_another_dtype(dtype: torch.dtype) -> None:
     x, weight, dn = normal(5, 7, 3, 20, seed=1), normal(3, 20, seed=2), normal(5, 7, 3, 20, seed=3, dtype=dtype)
@@ -77,6 +75,7 @@ def exact(s: Tensor, weight: Tensor, bias: Tensor, centered: bool, offset: float
     return v / (v.square().mean(-1, keepdim=True) + EPS).sqrt() * (weight + offset) + bias
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("centered", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
 def test_gradients_are_those_of_double_precision(dtype: torch.dtype, centered: bool) -> None:

@@ -7,9 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from fewbits.kernels.backends.build import compiler as build_compiler
+from fewbits.kernels.backends.choice import replaced_by
 from fewbits.models.networks.decoder import Decoder
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import build
+from tests.kernels.backends.gpu.emulated import emulated_device
 from tests.models.oracles import TOKENS, assert_equal_results, gradients, hybrid, small
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -42,6 +45,22 @@ def test_a_later_token_never_changes_an_earlier_logit(name: str, dtype: torch.dt
     before, after = model(x), model(changed)
     assert torch.equal(before[:, :10], after[:, :10])
     assert not torch.equal(before[:, 10], after[:, 10])
+
+
+@pytest.mark.skipif(build_compiler() is None, reason="there is no C++ compiler for the emulator")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_cuda_kernels_of_layers_give_the_bits_of_the_cpus(name: str) -> None:
+    """Check the loss and all gradients on the emulator, in FP32, in which torch computes attention and products."""
+    model, x, y = family(name), tokens(1), tokens(2)
+    device, launcher = emulated_device()
+    want = model.loss(x, y)
+    expected = gradients(model, want)
+    with replaced_by(device):
+        loss = model.loss(x, y)
+        assert torch.equal(loss, want)
+        for parameter, grad in gradients(model, loss).items():
+            assert torch.equal(grad, expected[parameter]), parameter
+    assert {"norm", "norm_backward", "entropy", "entropy_backward"} <= {v.kernel for v in launcher.launches}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

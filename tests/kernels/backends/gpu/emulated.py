@@ -23,6 +23,10 @@ KERNELS = {
     "quantize.cu": ("quantize", "measure", "extent", "weigh", "quantize_strip"),
     "decide.cu": ("decide",),
     "decode.cu": ("decode",),
+    "layers.cu": (
+        *("norm", "norm_backward", "norm_weights", "entropy", "entropy_backward", "rotate"),
+        *("squared_relu", "squared_relu_backward", "gelu", "gelu_backward", "swiglu", "swiglu_backward"),
+    ),
     "weights.cu": ("gaussian_noise", "uniform_noise", "sample_weight", "sample_weight_backward"),
 }
 SHARED = (227 << 10) - STATIC_SHARED  # bytes of dynamic shared memory that a CTA of an H100 can have
@@ -139,6 +143,7 @@ class ConstantLauncher:
 @cache
 def _with_constants(variant: Variant) -> ctypes.CDLL:
     calls = {"quantize.cu": "Call", "decide.cu": "DecideCall", "decode.cu": "DecodeCall", "weights.cu": "WeightCall"}
+    calls["layers.cu"] = "LayerCall"
     dtypes = ", ".join(("fb::FB_DTYPE", "fb::FB_OTHER")[: len(variant.dtypes)])
     text = f"""#include "simt.h"
 {variant.source()}

@@ -8,7 +8,7 @@ for sm_80 and sm_100a; another run compiles only SHORT for Hopper. The compiler'
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pytest
 import torch
@@ -16,11 +16,13 @@ from torch import Tensor
 
 from fewbits.common.atomic import write_atomically
 from fewbits.kernels.backends.build import BuildError
+from fewbits.kernels.backends.choice import replaced_by
 from fewbits.kernels.backends.gpu import cubins
 from fewbits.kernels.backends.gpu.device import Device
 from fewbits.kernels.backends.gpu.variants import Variant
 from fewbits.kernels.backends.gpu.warm import Recorder
 from fewbits.kernels.backends.protocol import ERROR_ONE
+from fewbits.kernels.layers import activations, attention, cross_entropy, norms  # noqa: F401, they register operators
 from fewbits.kernels.quantizer import Quantizer
 from tests.kernels.backends.gpu.device_checks import any_bytes
 from tests.kernels.inputs import make
@@ -63,6 +65,35 @@ def decide(device: Device, x: Tensor) -> tuple[Tensor, Tensor]:
     device.decide(1, 3, first, choice, decided, other=second)
     device.decide(2, 3, second, choice, decided, limit=200.0, extent=device.extent(x, part))
     return choice, decided
+
+
+def layer(name: str, inputs: int, *others: object) -> Ask:
+    """Call the operator `name` of a layer on copies of x and further arguments."""
+
+    def ask(device: Device, x: Tensor) -> object:
+        operands = [x, *(x.roll(shift, -1) for shift in range(1, inputs))]
+        with replaced_by(device):
+            return getattr(torch.ops.fewbits, name)(*operands, *others)
+
+    return ask
+
+
+def norm_backward(device: Device, x: Tensor) -> object:
+    weight, means, inverses = x[0].float(), x[:, 0].float(), x[:, 1].float()
+    return layer("norm_backward", 3, weight, True, means, inverses, 1.0, True)(device, x)
+
+
+def entropy(device: Device, x: Tensor) -> object:
+    targets = torch.arange(len(x), device=x.device) % x.shape[1]
+    losses, log_sums = cast(tuple[Tensor, Tensor], layer("cross_entropy", 1, targets, 7, False)(device, x))
+    return losses, layer("cross_entropy_backward", 1, targets, log_sums, losses, 7)(device, x)
+
+
+def rotated(device: Device, x: Tensor) -> object:
+    heads, turns = x[None].unflatten(-1, (-1, 8)), x[:, :4].float().reshape(-1, 2, 2)
+    parts = cast(tuple[Tensor, ...], layer("rotated", 1, heads.shape[2] - 2, 1, turns)(device, heads))
+    with replaced_by(device):
+        return parts, torch.ops.fewbits.rotated_backward(*parts, turns)
 
 
 def bits(x: Tensor, block: int = 32) -> Tensor:
@@ -143,6 +174,21 @@ CLASSES: dict[str, tuple[Ask, torch.dtype, tuple[int, int]]] = {
     "rotate": (lambda device, x: device.rotate(x, Quantizer("fp32", hadamard=16), -1, inverse=True), BF16, USUAL),
     "extent": (lambda device, x: device.extent(x, (128, 128)), BF16, USUAL),
     "decide": (decide, BF16, USUAL),
+    "norm of a sum": (
+        lambda device, x: layer("add_norm", 2, x[0].float(), x[1].float(), 1.0, 1e-5, True)(device, x),
+        BF16,
+        USUAL,
+    ),
+    "norm, backward": (norm_backward, BF16, USUAL),
+    "norm, backward, fp32": (norm_backward, FP32, USUAL),
+    "cross entropy": (entropy, BF16, USUAL),
+    "rotation": (rotated, BF16, USUAL),
+    "squared ReLU": (layer("squared_relu", 1), BF16, USUAL),
+    "squared ReLU, backward": (layer("squared_relu_backward", 2), BF16, USUAL),
+    "GELU": (layer("gelu", 1), BF16, USUAL),
+    "GELU, backward": (layer("gelu_backward", 2), BF16, USUAL),
+    "SwiGLU": (layer("swiglu", 2), FP32, USUAL),
+    "SwiGLU, backward": (layer("swiglu_backward", 3), BF16, USUAL),
     "sampled weight": (
         lambda device, x: device.sample_weight(x, bits(x), 1, "gaussian", 32, BF16),
         FP32,
@@ -176,6 +222,10 @@ def input_of(name: str, columns: int) -> Tensor:
     return make("lognormal", (rows, columns - shape[1] % 2), dtype)
 
 
+LAYERS = (
+    *("norm of a sum", "norm, backward", "norm, backward, fp32", "cross entropy", "rotation", "squared ReLU"),
+    *("squared ReLU, backward", "GELU", "GELU, backward", "SwiGLU", "SwiGLU, backward"),
+)
 SHORT = (  # compiled in every run: each file of kernels, and the largest of quantize.cu
     "nvfp4, stochastic, rht16",
     "tensor, amax",
@@ -184,6 +234,7 @@ SHORT = (  # compiled in every run: each file of kernels, and the largest of qua
     "decide",
     "sampled weight",
     "gradient of bits",
+    "norm, backward",
 )
 OF_EACH_KIND = (
     *SHORT,
@@ -196,6 +247,7 @@ OF_EACH_KIND = (
     "encode, e2m3, 1x32, mx",
     "encode, e3m2, 1x32, mx",
     "decode, e4m3, odd blocks",
+    *LAYERS,
 )
 
 
@@ -241,7 +293,9 @@ def log_of(source: str, architecture: str) -> str:
 
 def runs() -> Iterator[object]:
     """Yield (class, architecture) to compile; all but SHORT for sm_90 are marked to run only in deep runs."""
-    for architecture, names in (("sm_90", tuple(CLASSES)), ("sm_80", OF_EACH_KIND), ("sm_100a", OF_EACH_KIND)):
+    for architecture, names in (
+        *(("sm_90", tuple(CLASSES)), ("sm_80", OF_EACH_KIND), ("sm_100a", OF_EACH_KIND), ("sm_120", LAYERS)),
+    ):
         for name in names:
             always = architecture == "sm_90" and name in SHORT
             yield pytest.param(name, architecture, marks=() if always else pytest.mark.deep)

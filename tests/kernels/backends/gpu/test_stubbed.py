@@ -20,12 +20,14 @@ from fewbits.kernels.backends.compiled import DecideCall
 from fewbits.kernels.backends.gpu import cubins, cuda, device, tiles
 from fewbits.kernels.backends.gpu.calls import Call, DecodeCall, WeightCall
 from fewbits.kernels.backends.gpu.device import Device
+from fewbits.kernels.backends.gpu.layers import LayerCall
 from fewbits.kernels.backends.gpu.variants import Kernel, Launcher, Variant
 from fewbits.kernels.backends.gpu.warm import Recorder
 from fewbits.kernels.mixing import mix_matrix
 from fewbits.kernels.quantizer import Mixture, Quantizer
 from fewbits.kernels.replays import CapturedSeeds, step_seed
 from tests.kernels.backends.gpu import stubbed
+from tests.kernels.backends.gpu.emulated import KERNELS
 from tests.kernels.backends.gpu.stubbed import Stub
 from tests.kernels.backends.gpu.test_cuda_kernels_fit import CLASSES, input_of
 from tests.kernels.inputs import assert_same, make
@@ -54,10 +56,11 @@ def test_each_class_gives_the_references_bits(stub: Stub, name: str, monkeypatch
     monkeypatch.setattr(tiles, "FEWEST_STRIPS", 1)
     ask, x = CLASSES[name][0], input_of(name, 264)
     got, want = ask(stub.device, x), ask(reference, x)  # type: ignore[arg-type]  # a module with the same functions
-    for a, b in zip(*(r if isinstance(r, tuple) else (r,) for r in (got, want)), strict=True):
+    for a, b in zip(*map(pytree.tree_leaves, (got, want)), strict=True):
         assert_same(a, b, name)
     structs = {"decide": DecideCall, "decode": DecodeCall, "gaussian_noise": WeightCall, "uniform_noise": WeightCall}
     structs |= {"sample_weight": WeightCall, "sample_weight_backward": WeightCall}
+    structs |= dict.fromkeys(KERNELS["layers.cu"], LayerCall)
     assert stub.launches
     for launch in stub.launches:
         struct = structs.get(launch.kernel.decode(), Call)

@@ -3,6 +3,7 @@
 
 #include "decide.cu"
 #include "decode.cu"
+#include "layers.cu"
 #include "quantize.cu"
 #include "weights.cu"
 
@@ -57,6 +58,30 @@ extern "C" void simt_decode(int, int dtype, const fb::Variant *variant, unsigned
   fb::variant = *variant;
   with_dtype(dtype, [&](auto d) {
     simt::run(blocks, variant->shape.threads, shared, [&] { fb::decode<decltype(d)>(*call); });
+  });
+}
+
+extern "C" void simt_layers(int kernel, int dtype, int other, const fb::Variant *variant, unsigned blocks,
+                            unsigned shared, const fb::LayerCall *call) {
+  fb::variant = *variant;
+  with_dtype(dtype, [&](auto d) {
+    with_dtype(other, [&](auto o) {
+      typedef decltype(d) D;
+      typedef decltype(o) O;
+      void (*const kernels[])(const fb::LayerCall &) = {fb::norm<D, O>,
+                                                        fb::norm_backward<D, O>,
+                                                        fb::norm_weights<D, O>,
+                                                        fb::entropy<D, O>,
+                                                        fb::entropy_backward<D, O>,
+                                                        fb::rotate<D, O>,
+                                                        fb::squared_relu<D, O>,
+                                                        fb::squared_relu_backward<D, O>,
+                                                        fb::gelu<D, O>,
+                                                        fb::gelu_backward<D, O>,
+                                                        fb::swiglu<D, O>,
+                                                        fb::swiglu_backward<D, O>};
+      simt::run(blocks, variant->shape.threads, shared, [&] { kernels[kernel](*call); });
+    });
   });
 }
 

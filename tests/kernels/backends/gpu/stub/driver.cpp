@@ -9,6 +9,7 @@
 
 #include "decide.cu"
 #include "decode.cu"
+#include "layers.cu"
 #include "quantize.cu"
 #include "weights.cu"
 
@@ -24,6 +25,8 @@ void simt_decide(int kernel, int dtype, const fb::Variant *variant, unsigned blo
                  const fb::DecideCall *call);
 void simt_decode(int kernel, int dtype, const fb::Variant *variant, unsigned blocks, unsigned shared,
                  const fb::DecodeCall *call);
+void simt_layers(int kernel, int dtype, int other, const fb::Variant *variant, unsigned blocks, unsigned shared,
+                 const fb::LayerCall *call);
 void simt_weights(int kernel, int dtype, int other, const fb::Variant *variant, unsigned blocks, unsigned shared,
                   const fb::WeightCall *call);
 }
@@ -130,6 +133,7 @@ bool parse(const char *image, Module *module) {
 size_t argument_bytes(const Module &m) {
   return m.file == "decide.cu"    ? sizeof(fb::DecideCall)
          : m.file == "decode.cu"  ? sizeof(fb::DecodeCall)
+         : m.file == "layers.cu"  ? sizeof(fb::LayerCall)
          : m.file == "weights.cu" ? sizeof(fb::WeightCall)
                                   : sizeof(fb::Call);
 }
@@ -149,6 +153,11 @@ void execute(const Module &m, unsigned blocks, unsigned shared, const void *argu
     simt_decide(0, 0, &m.variant, blocks, shared, (const fb::DecideCall *)arguments);
   } else if (m.file == "decode.cu") {
     simt_decode(0, m.dtypes[0], &m.variant, blocks, shared, (const fb::DecodeCall *)arguments);
+  } else if (m.file == "layers.cu") {
+    int kernel = index_of(
+        m.kernel, {"norm", "norm_backward", "norm_weights", "entropy", "entropy_backward", "rotate", "squared_relu",
+                   "squared_relu_backward", "gelu", "gelu_backward", "swiglu", "swiglu_backward"});
+    simt_layers(kernel, m.dtypes[0], m.dtypes[1], &m.variant, blocks, shared, (const fb::LayerCall *)arguments);
   } else if (m.file == "weights.cu") {
     int kernel = index_of(m.kernel, {"gaussian_noise", "uniform_noise", "sample_weight", "sample_weight_backward"});
     simt_weights(kernel, m.dtypes[0], m.dtypes[1], &m.variant, blocks, shared, (const fb::WeightCall *)arguments);
