@@ -39,7 +39,7 @@ MEASURE_gaussws = $(BIN)/fewbits bench train $(if $(ON_GPU),$(TIMED_gpu),$(TIMED
 	$(BIN)/fewbits bench kernels --generators $(if $(ON_GPU),--device cuda) --once --store $(or $(RUNS),runs) || exit $$?;
 
 .DEFAULT_GOAL := help
-.PHONY: help setup more-extras test tests test-deep test-portable numerics lint style types bench measure-gpu ui docs clean reproduce $(REPRODUCE)
+.PHONY: help setup more-extras test tests test-deep test-portable numerics lint style types bench measure-gpu wheel ui docs clean reproduce $(REPRODUCE)
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 26
@@ -86,6 +86,12 @@ measure-gpu: setup ## Test and measure kernels and training on a GPU; write repo
 docs: ## Build the site in build/site, and check its links; FEWBITS_DOCS=quick does not execute the tutorials
 	@$(MAKE) --no-print-directory setup EXTRAS=$(subst $(space),$(comma),$(strip docs $(subst $(comma), ,$(EXTRAS))))
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/site
+
+wheel: setup ## Build dist/: the source archive, and a wheel with CPU kernels for all x86-64 processors
+	$(BIN)/python -m pip install --quiet build twine
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
 
 ui: setup ## Start MLflow with the trials of the store runs/, on http://127.0.0.1:5000
 	$(BIN)/fewbits ui

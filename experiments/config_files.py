@@ -129,7 +129,7 @@ def _models(group: str) -> Sequence[str]:
     """Return the names of the models that are defined in Python if the group is `model`, else none."""
     if group != "model":
         return ()
-    from fewbits.models.networks.presets import MODELS  # imports torch, which a completion in a shell must not wait for
+    from fewbits.models.networks.presets import MODELS  # here, since it imports torch
 
     return list(MODELS)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from fewbits.common.extras import extras
 from fewbits.models.experts import LAYERS
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import HIGH, SLOTS, Recipe, parts
@@ -38,8 +39,8 @@ def layer_table(model: nn.Module) -> pd.DataFrame:
     >>> quantize(model, "nvfp4")
     >>> print(layer_table(model))
     """
-    import pandas as pd
-
+    with extras():
+        import pandas as pd
     return pd.DataFrame(list(_rows(model)), columns=list(COLUMNS)).astype({"block": "Int64"})
 
 

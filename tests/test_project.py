@@ -61,13 +61,17 @@ def test_importing_fewbits_loads_no_torch() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"), FEWBITS_PREBUILT="0")
+
+
+def build_wheel(tmp: Path, **environment: str) -> Path:
     """Return a wheel built from a copy of the repository; from a copy, since setuptools writes beside the sources."""
-    tmp = tmp_path_factory.mktemp("wheel")
     unwanted = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "reports")
     shutil.copytree(ROOT, tmp / "tree", symlinks=True, ignore=unwanted)
     script = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
     command = [sys.executable, "-W", "ignore", "-c", script, str(tmp)]
-    done = subprocess.run(command, cwd=tmp / "tree", capture_output=True, text=True, check=False)
+    env = os.environ | environment
+    done = subprocess.run(command, cwd=tmp / "tree", env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return next(tmp.glob("fewbits-*.whl"))
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from fewbits.common.extras import extras
 from fewbits.experiments.data.folder import Meta, TokenFolder, Tokens, smallest_dtype, write_folder
 from fewbits.models.importing.sources import source_path
 
@@ -133,7 +134,7 @@ def bpe_size(spelling: str) -> int | None:
 def trained_tokenizer(size: int, texts: Iterable[str]) -> Tokenizer:
     """Train byte-level BPE like GPT-2's, of `size` tokens: the bytes, the separator, and the most frequent merges."""
     spelling = f"bpe:{size}"
-    package = _package(spelling)
+    package = _package()
     tokenizer = package.Tokenizer(package.models.BPE())
     tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = package.decoders.ByteLevel()
@@ -176,7 +177,7 @@ def joined(texts: Sequence[str], tokenizer: Tokenizer) -> Tokens:
 
 
 def _read(spelling: str, path: Path) -> Any:
-    package = _package(spelling)
+    package = _package()
     content = json.dumps(gguf_tokenizer(path)) if path.suffix == GGUF else None
     try:
         return package.Tokenizer.from_file(str(path)) if content is None else package.Tokenizer.from_str(content)
@@ -185,7 +186,7 @@ def _read(spelling: str, path: Path) -> Any:
 
 
 def _fetch(spelling: str, name: str) -> Any:
-    package = _package(spelling)
+    package = _package()
     try:
         return package.Tokenizer.from_pretrained(name)
     except Exception as error:
@@ -195,11 +196,9 @@ def _fetch(spelling: str, name: str) -> Any:
         ) from None
 
 
-def _package(spelling: str) -> Any:
-    try:
+def _package() -> Any:
+    with extras():
         import tokenizers
-    except ImportError:
-        raise ValueError(f"tokenizer {spelling} needs the package tokenizers: pip install 'fewbits[bpe]'") from None
     return tokenizers
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from fewbits.common.atomic import checked_json, write_json
+from fewbits.common.extras import extras
 from fewbits.experiments.data.folder import FILES, smallest_dtype, write_meta
 from fewbits.experiments.data.tokenizing import Tokenizer, joined, make_meta, text_size
 
@@ -87,10 +88,8 @@ def resolved_revision(collection: Collection, requested: str | None) -> str:
     """Return the SHA of the collection's commit that `requested` names: a commit, tag or branch; None: `main`."""
     if requested is not None and len(requested) == 40 and set(requested) <= set("0123456789abcdef"):
         return requested
-    try:
+    with extras():
         from huggingface_hub import HfApi
-    except ImportError:
-        raise ValueError(_MISSING) from None
     try:
         commit = HfApi().dataset_info(collection.repository, revision=requested).sha
     except Exception as error:  # the package raises errors of many kinds, from the network or the Hub
@@ -110,10 +109,8 @@ class Documents:
         self._name = str(source or collection.repository)
         self._remedy = "" if source else _OFFLINE
         self._skip = 0
-        try:
+        with extras():
             import datasets
-        except ImportError:
-            raise ValueError(_MISSING) from None
         self._version = str(datasets.__version__)
         reader, paths, options = _files(source) if source else ("", [], {})
         try:
@@ -156,7 +153,6 @@ class Documents:
             raise ValueError(_unreadable(self._name, error, self._remedy)) from error
 
 
-_MISSING = "reading web text needs the package datasets: pip install 'fewbits[data]'"
 _OFFLINE = "; without a network, download the files elsewhere and use --source PATH"
 
 

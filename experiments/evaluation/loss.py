@@ -21,10 +21,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +31,9 @@ from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.trial import Trial
 from fewbits.models.learned_widths import NARROWEST, sampled_layers, weights_cast
 from fewbits.models.quantize import Quantization, unquantized
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LOSS = "loss"
 COLUMNS = ("text", "document", "tokens")
@@ -133,6 +135,8 @@ def evaluate_documents(
     `text` is the split, `document` its number, `tokens` the number of evaluated tokens; then, as means over these, the
     losses of the module's docstring. windows: the number of windows, by split.
     """
+    import pandas as pd
+
     frames = []
     for split, count in windows.items():
         inputs, targets = corpus.windows(split, count, length)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fewbits.common.extras import extras
 from fewbits.common.process import environment
 from fewbits.experiments.data.tokenizing import Tokenizer
 from fewbits.experiments.evaluation.loss import Model, check_count
@@ -207,12 +208,8 @@ def _manager(wanted: Mapping[str, int | None], include_path: str | Path | None) 
 
     lm-eval's own 14,000 tasks take 10 s to read, so they are not read if all wanted tasks are under `include_path`.
     """
-    try:
+    with extras():
         from lm_eval import tasks as lm_eval_tasks
-    except ModuleNotFoundError as missing:
-        if missing.name != "lm_eval":
-            raise
-        raise ValueError("downstream tasks need lm-eval: pip install 'fewbits[eval]'") from None
     if include_path is not None:
         if not Path(include_path).is_dir():
             expected = "a folder of lm-eval YAML files is expected (in a trial's config evaluation.tasks_path)"

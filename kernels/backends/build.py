@@ -1,11 +1,13 @@
-"""Compile the CPU kernels at first use, and cache the library in a file whose name contains a hash of its sources.
+"""Find the library of the CPU kernels: in the package, where a wheel has it, or compiled at first use and cached.
 
-The hash covers sources, flags and processor, but not the compiler, because all compilers give the same bits. So an edit
+A wheel has a library for each instruction set in compilation.LEVELS; the newest that the processor has is loaded. If
+there is none, as in a checkout, the kernels are compiled for this processor. All compilers give the same bits.
+
+A library's name contains a hash of its sources and flags, and a cached library's also one of the processor. So an edit
 triggers a rebuild, machines of different types that share a home directory use separate files, and a machine without a
 compiler can use a library that another machine built. One process builds at a time, under a lock. The library is
-written under another name and renamed when it is complete. The file ends with its name, which contains the hash of its
-sources, and with the hash of its content: a file that was renamed, or half a file (after a full disk or a power
-failure), is never loaded.
+written under another name and renamed when it is complete. The file ends with its name, and with the hash of its
+content: a file that was renamed, or half a file (after a full disk or a power failure), is never loaded.
 """
 
 import ctypes
@@ -29,6 +31,7 @@ from fewbits.kernels.backends import compilation
 # No trial uses products with a chosen accumulator, so their source is listed here and not in compilation.py, which is
 # part of every trial's id.
 UNITS = (*compilation.UNITS, "cpu_accumulate.cpp")
+PREBUILT = Path(__file__).parents[1] / "prebuilt"  # the folder of a wheel's libraries; setup.py fills it
 
 NO_LOCKS = (
     "two processes that compile at the same time may write the same file: start one process first, or set "
@@ -41,9 +44,9 @@ class BuildError(RuntimeError):
 
 
 def compiler() -> tuple[str, ...] | None:
-    """Return the command of the C++ compiler: $CXX (for example "ccache g++") if set, else g++, c++ or clang++."""
+    """Return the command of the C++ compiler: $CXX (for example "ccache g++") if set, else g++ or c++."""
     requested = shlex.split(os.environ.get("CXX", ""))
-    candidates = [requested] if requested else [["g++"], ["c++"], ["clang++"]]
+    candidates = [requested] if requested else [["g++"], ["c++"]]
     return next(((path, *options) for name, *options in candidates if (path := shutil.which(name))), None)
 
 
@@ -59,11 +62,24 @@ def cache_folder() -> Path:
 
 
 def library_path() -> Path:
-    """Return the path of the compiled library, which may not exist yet."""
+    """Return the path of the library: the package's own for this processor, or one in the cache, which may not exist.
+
+    FEWBITS_CPU_ARCH chooses another instruction set than the newest that the processor has.
+    """
+    requested = compilation.requested()
+    level = requested or next((name for name, level in compilation.LEVELS.items() if level.needs <= cpu_flags()), None)
+    if level in compilation.LEVELS and is_whole(shipped := PREBUILT / file_name(level)):
+        return shipped
+    return cache_folder() / file_name(requested)
+
+
+def file_name(architecture: str | None) -> str:
+    """Return the name of the library for an architecture as in `compilation.requested`."""
     parts = [f"{path.name}\n{path.read_text()}" for path in compilation.cpu_sources()]
-    openmp = _openmp_of_torch()
-    parts += [*compilation.flags(), openmp.name if openmp else "", _processor()]
-    return cache_folder() / f"cpu-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
+    parts += compilation.flags(architecture)
+    parts += [] if architecture in compilation.LEVELS else [_processor()]
+    level = f"{architecture}-" if architecture in compilation.LEVELS else ""
+    return f"cpu-{level}{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
 
 
 def is_whole(library: Path) -> bool:
@@ -84,15 +100,29 @@ def content_of(file: Path) -> bytes:
     return file.read_bytes()[: -32 - len(file.name.encode())]
 
 
+def available() -> bool:
+    """Tell whether there is a library, or a compiler that can make one."""
+    return compiler() is not None or library_path().exists()
+
+
 def build() -> Path:
-    """Compile the library if no complete one is cached, and return its path.
+    """Return the path of the library, which is compiled if there is no complete one.
 
     Raise BuildError if the compiler fails or there is none.
     """
-    target, command = library_path(), compiler()
+    return _built(library_path(), compilation.requested())
+
+
+def build_level(level: str) -> Path:
+    """Compile the library for one of compilation.LEVELS, if it is not cached, and return its path in the cache."""
+    return _built(cache_folder() / file_name(level), level)
+
+
+def _built(target: Path, architecture: str | None) -> Path:
+    command = compiler()
     if command is None and not is_whole(target):
         raise BuildError(f"{target} is damaged, and {no_compiler()}" if target.exists() else no_compiler())
-    return cached(target, lambda: _compiled(command or (), target))
+    return cached(target, lambda: _compiled(command or (), target, architecture))
 
 
 def cached(target: Path, make: Callable[[], bytes]) -> Path:
@@ -120,7 +150,7 @@ def open_lock(lock: Path) -> TextIO:
         raise BuildError(f"cannot write to {lock.parent} ({error}): set FEWBITS_CACHE to a writable folder") from None
 
 
-def _compiled(command: tuple[str, ...], target: Path) -> bytes:
+def _compiled(command: tuple[str, ...], target: Path, architecture: str | None) -> bytes:
     print(
         f"fewbits: compiling the CPU kernels into {target.parent}; this takes some minutes and is repeated only if the "
         "sources, the flags or the processor change",
@@ -128,31 +158,27 @@ def _compiled(command: tuple[str, ...], target: Path) -> bytes:
         flush=True,
     )
     with tempfile.TemporaryDirectory() as folder:
-        return compile_in(Path(folder), command).read_bytes()
+        return compile_in(Path(folder), command, compilation.flags(architecture)).read_bytes()
 
 
-def compile_in(folder: Path, command: tuple[str, ...]) -> Path:
-    """Compile the library in the given folder with the given compiler command; return the library's path."""
+def compile_in(folder: Path, command: tuple[str, ...], flags: tuple[str, ...]) -> Path:
+    """Compile the library in the given folder with the given compiler command and flags; return the library's path."""
     units = [(str(compilation.SOURCES / unit), str(folder / f"{unit}.o")) for unit in UNITS]
-    _run([[*command, *compilation.flags(), "-c", source, "-o", result] for source, result in units])
-    # Link torch's OpenMP runtime, so that the process has only one runtime. Two runtimes would have twice the threads,
-    # which compete for the cores, because waiting threads spin.
-    openmp, library = _openmp_of_torch(), folder / "library.so"
-    link = [str(openmp) if openmp else "-fopenmp"]
-    _run([[*command, "-shared", *(result for _, result in units), *link, "-o", str(library)]])
+    _run([[*command, *flags, "-c", source, "-o", result] for source, result in units])
+    library = folder / "library.so"
+    _run([[*command, "-shared", *(result for _, result in units), "-o", str(library)]])  # without OpenMP: see `load`
     load(library)
     return library
 
 
 def load(library: Path) -> ctypes.CDLL:
-    """Load torch's OpenMP runtime and then the library, which refers to that runtime only by its file name.
+    """Load torch's OpenMP runtime and then the library, which finds the runtime's functions because they are global.
 
-    So the library contains no path of a Python environment, and all environments of a user can share it. Raise
-    BuildError if the library cannot be loaded.
+    The library does not name the runtime: a process that had loaded a second one would have twice the threads, which
+    compete for the cores, because waiting threads spin. Raise BuildError if the library cannot be loaded.
     """
     try:
-        if openmp := _openmp_of_torch():
-            ctypes.CDLL(str(openmp))
+        ctypes.CDLL(_openmp(), mode=ctypes.RTLD_GLOBAL)
         return ctypes.CDLL(str(library))
     except OSError as error:
         raise BuildError(f"cannot load the compiled library: {error}") from None
@@ -168,22 +194,30 @@ def _run(steps: list[list[str]]) -> None:
 
 
 @cache
-def _openmp_of_torch() -> Path | None:
+def _openmp() -> str:
+    """Return the path of torch's OpenMP runtime; if torch uses the system's, or is not installed, that one's name."""
     spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    package = Path(spec.origin).parent
-    candidates = sorted([*package.glob("lib/libgomp*.so*"), *package.parent.glob("torch.libs/libgomp*.so*")])
-    return candidates[0] if candidates else None
+    package = Path(spec.origin).parent if spec and spec.origin else Path()
+    candidates = [*package.glob("lib/libgomp*.so*"), *package.parent.glob("torch.libs/libgomp*.so*")] if spec else []
+    return str(min(candidates, default="libgomp.so.1"))
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
     wanted = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
+    lines = [line for line in _cpuinfo() if line.startswith(wanted)]
+    return "\n".join(dict.fromkeys(lines)) if lines else f"{platform.machine()} {platform.processor()}"
+
+
+def cpu_flags() -> frozenset[str]:
+    """Return the flags of the processor's instruction sets; empty if it is not an x86-64 under Linux."""
+    return frozenset(next((line for line in _cpuinfo() if line.startswith("flags")), "").split())
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def _choose(forced: str | None, device_type: str) -> Backend:
             )
         _warn(f"fewbits has no kernels for {device_type}: it uses the reference backend, many times slower")
         return reference
-    if forced is None and build.compiler() is None and not build.library_path().exists():
+    if forced is None and not build.available():
         _warn(f"{build.no_compiler()}; until then fewbits uses the reference backend, which is many times slower")
         return reference
     return _cpu_backend(forced)

@@ -3,6 +3,7 @@
 import os
 import platform
 from pathlib import Path
+from typing import NamedTuple
 
 SOURCES = Path(__file__).parents[1] / "csrc"
 UNITS = (
@@ -31,8 +32,27 @@ FLAGS = (
     "-ffp-contract=off",
     "-Wno-psabi",
 )
-NATIVE = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": ("-mcpu=native",)}
+WIDE = "-mprefer-vector-width=512"
+NATIVE = {"x86_64": ("-march=native", WIDE), "aarch64": ("-mcpu=native",)}
 ARCHITECTURE = "FEWBITS_CPU_ARCH"  # environment variable that replaces the value of -march, for example x86-64-v3
+
+
+class Level(NamedTuple):
+    """An instruction set for which wheels contain the compiled kernels."""
+
+    needs: frozenset[str]  # flags in /proc/cpuinfo
+    flags: tuple[str, ...]  # of the compiler, in place of those of NATIVE
+
+
+_V3 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"})
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_BF16 = ("-march=x86-64-v4", "-mavx512bf16", WIDE)
+LEVELS = {  # the newest first
+    "amx": Level(_V4 | {"avx512_bf16", "amx_tile", "amx_bf16"}, (*_BF16, "-mamx-tile", "-mamx-bf16")),
+    "avx512-bf16": Level(_V4 | {"avx512_bf16"}, _BF16),
+    "x86-64-v4": Level(_V4, ("-march=x86-64-v4", WIDE)),
+    "x86-64-v3": Level(_V3, ("-march=x86-64-v3", WIDE)),
+}
 
 
 def cpu_sources() -> list[Path]:
@@ -40,8 +60,14 @@ def cpu_sources() -> list[Path]:
     return sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")])
 
 
-def flags() -> tuple[str, ...]:
-    """Return the compiler's flags for this processor, or for the one that FEWBITS_CPU_ARCH names."""
+def requested() -> str | None:
+    """Return the architecture that FEWBITS_CPU_ARCH names: one of LEVELS, or a value of -march; None: not set."""
+    return os.environ.get(ARCHITECTURE) or None
+
+
+def flags(architecture: str | None) -> tuple[str, ...]:
+    """Return the compiler's flags for an architecture as in `requested`; None: for this processor."""
+    if architecture in LEVELS:
+        return FLAGS + LEVELS[architecture].flags
     native = NATIVE.get(platform.machine(), ())
-    requested = os.environ.get(ARCHITECTURE)
-    return FLAGS + ((f"-march={requested}", *native[1:]) if requested else native)
+    return FLAGS + ((f"-march={architecture}", *native[1:]) if architecture else native)

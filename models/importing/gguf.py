@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fewbits.common.extras import extras
 from fewbits.models.importing.layouts import Fields, Layout, Published
 from fewbits.models.networks.decoder import DecoderConfig
 
@@ -52,10 +53,8 @@ class GgufFile:
     @staticmethod
     def open(path: Path) -> GgufFile:
         """Open a file; raise ValueError if it is not GGUF, or is truncated or damaged."""
-        try:
+        with extras():
             from gguf.gguf_reader import GGUFReader
-        except ImportError:
-            raise ValueError(f"{path}: the package gguf, which reads it, is missing: pip install gguf") from None
 
         class Reader(GGUFReader):
             """A reader that fails at the end of the file, where the package's own returns fewer numbers."""

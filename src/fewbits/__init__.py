@@ -7,6 +7,7 @@ import torch. Code inside the packages does not use this module; it imports from
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from fewbits.common.extras import extras
 from fewbits.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ if not TYPE_CHECKING:  # hidden from type checkers: with a __getattr__, they wou
     def __getattr__(name: str) -> object:
         if name not in _MODULE_OF:
             raise AttributeError(f"module 'fewbits' has no attribute {name!r}")
-        value = getattr(import_module(_MODULE_OF[name]), name)
+        with extras():
+            value = getattr(import_module(_MODULE_OF[name]), name)
         globals()[name] = value  # so that the next access does not call this function
         return value
 

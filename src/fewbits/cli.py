@@ -4,8 +4,9 @@ Each command is a row of `GROUPS`: its name, and the module whose `main(argv)` p
 status. The module is imported only when its command runs, so that the command line starts in a fraction of a second.
 
 Exit statuses that all commands have:
-2    wrong input: a `ValueError`, printed as one line on stderr (`python -X dev -m fewbits.cli …` prints its traceback)
-1    an error of the operating system, for example a full disk, or a missing Python module
+2    wrong input or a missing extra: a `ValueError`, printed as one line on stderr (`python -X dev -m fewbits.cli …`
+     prints its traceback)
+1    an error of the operating system, for example a full disk, or another missing Python module
 130  Ctrl-C
 141  the output is a pipe, and the process that reads it has closed it
 """
@@ -13,16 +14,16 @@ Exit statuses that all commands have:
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from itertools import takewhile
+from typing import NamedTuple
 
+from fewbits.common.extras import extras
 from fewbits.common.terminal import notice
 from fewbits.version import __version__
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """One command of the command line, for example `fewbits bench train`."""
 
     name: str
@@ -39,8 +40,9 @@ class Command:
         if self.name in ("report", "claims"):
             # OpenMP's threads would otherwise spin while they wait, which takes the cores from a running sweep.
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-        module = import_module(f"fewbits.{self.module or f'commands.{self.name}'}")
-        status: int = getattr(module, self.function)(argv)
+        with extras():
+            module = import_module(f"fewbits.{self.module or f'commands.{self.name}'}")
+            status: int = getattr(module, self.function)(argv)
         return status
 
 
@@ -83,6 +85,7 @@ EARLIER = {  # commands and options of version 0.1, and what became of them
     "data prepare": "is now `fewbits data NAME`",
     "sync": "is now `fewbits ui --sync-only`",
     "logs": "is now `fewbits status RUN`",
+    "-sc": "is gone: remove it from your shell's start-up file",
     "report --compare": "is now `fewbits report --index`",
     "sweep --like": "is gone: a trial resumes on its own kind of machine, or starts again",
 }
@@ -139,11 +142,6 @@ def _dispatch(argv: tuple[str, ...]) -> int:
             return command.run(argv[len(command.words) :])
     if argv == ("--version",):
         print(f"fewbits {__version__}")
-        return 0
-    if argv[:1] in (("-sc",), ("--shell-completion",)):
-        from fewbits.completion import complete
-
-        complete(argv[1:], {command.words: command.run for command in COMMANDS})
         return 0
     words = tuple(takewhile(lambda word: not word.startswith("-"), argv))
     matching = [command for command in COMMANDS if command.words[: len(words)] == words]

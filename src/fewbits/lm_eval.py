@@ -7,22 +7,18 @@ from __future__ import annotations
 
 import sys
 
+from fewbits.common.extras import extras
 from fewbits.common.terminal import notice
 
 
 def main() -> int:
     """Run lm-eval with the arguments of this process; print a ValueError, such as an unknown run, as one line."""
     try:
-        from lm_eval.__main__ import cli_evaluate
+        with extras():
+            from lm_eval.__main__ import cli_evaluate
 
-        import fewbits.experiments.evaluation.language_model  # noqa: F401, registers the model type `fewbits`
-
+            import fewbits.experiments.evaluation.language_model  # noqa: F401, registers the model type `fewbits`
         cli_evaluate()
-    except ModuleNotFoundError as missing:
-        if missing.name != "lm_eval":
-            raise
-        notice("lm-eval is not installed: pip install 'fewbits[eval]'")
-        return 2
     except ValueError as error:
         if sys.flags.dev_mode:
             raise

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fewbits.common.extras import extras
 from fewbits.common.wording import plural
 from fewbits.sweeps.cluster.access import check_reachable
 from fewbits.sweeps.planning.plan import Planned
@@ -70,8 +71,8 @@ class OnRay:
         parallel: the largest number of trials at a time, or None. variables: those of a cluster's workers.
         """
         os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
-        import ray
-
+        with extras():
+            import ray
         self._ray = ray
         address = address or os.environ.get("RAY_ADDRESS") or None
         self._alone = address is None  # Ray is started on this machine only, so no other machine can join

@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from fewbits.common.atomic import create_once, read_json
+from fewbits.common.extras import extras
 from fewbits.common.process import locked as flocked
 from fewbits.common.store_folder import network_kind_of
 from fewbits.common.wording import redacted
@@ -101,8 +102,8 @@ def connect(runs: Path, uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     # Without this variable, MLflow prints the URI with its password at the end of each run.
     os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
-    import mlflow
-
+    with extras():
+        import mlflow
     for name, level in (("mlflow", logging.CRITICAL), ("alembic", logging.WARNING)):
         logging.getLogger(name).setLevel(level)  # failures raise exceptions, which are reported in one line
     if uri.startswith(SQLITE):

@@ -29,7 +29,7 @@ def library_with_tiles(source: str) -> ctypes.CDLL:
     def make() -> bytes:
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder, name)
-            flags = [*compilation.flags(), f'-DFB_EMULATED_TILES="{TILES}"', "-shared"]
+            flags = [*compilation.flags(compilation.requested()), f'-DFB_EMULATED_TILES="{TILES}"', "-shared"]
             subprocess.run([*command, *flags, str(compilation.SOURCES / source), "-o", str(target)], check=True)
             return target.read_bytes()
 

@@ -22,7 +22,7 @@ NOISES: tuple[Noise, ...] = ("gaussian", "uniform")
 SEEDS = (0, 1, 0xFFFF_FFFF, 1 << 32, (1 << 63) - 1)
 COUNTS = (0, 1, 7, 8, 9, 127, 128, 129, 2048 * 8, 2048 * 8 + 1, 40_001)
 ON_CPU = Checks(cpu, lambda t: t)
-needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler, hence no cpu backend")
+needs_compiler = pytest.mark.skipif(not build.available(), reason="there is no C++ compiler, hence no cpu backend")
 
 
 def noise_of(shape: tuple[int, int], seed: int, noise: Noise) -> Tensor:

@@ -1,5 +1,6 @@
 """Test the layer table: the quantizer of each operand slot, or the reason why a layer stays in high precision."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -8,6 +9,8 @@ from fewbits.models.networks.registry import on_meta
 from fewbits.models.quantize import quantize
 from fewbits.models.recipe import SLOTS, Recipe
 from tests.models.oracles import small
+
+pytest.importorskip("pandas")
 
 E4M3 = "e4m3:16x16:amax"
 FORWARD = {"fprop": {"x": E4M3, "w": E4M3}}

@@ -1,19 +1,15 @@
 """Print on stderr what happens (notices, a status line, bars of progress), and tables on stdout.
 
-The package rich draws tables and bars. It is imported when the first of them is drawn, because that takes longer than
-most commands need to start.
+All commands import this module, so it imports large modules, and rich, which draws the bars, only when it needs them.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from fewbits.common.wording import clock, redacted
 
@@ -36,8 +32,14 @@ def notice(text: object) -> None:
 def show(text: str) -> None:
     """Replace the status line by this text, cut to the terminal's width; do nothing if stderr is no terminal."""
     if sys.stderr.isatty():
-        width = shutil.get_terminal_size().columns - 1  # a text of several lines could not be erased
+        width = _columns() - 1  # a text of several lines could not be erased
         print(f"\r\033[K{text[:width]}", end="", file=sys.stderr, flush=True)
+
+
+def _columns() -> int:
+    import shutil
+
+    return shutil.get_terminal_size().columns
 
 
 def clear() -> None:
@@ -47,6 +49,8 @@ def clear() -> None:
 
 def print_json(value: object) -> None:
     """Print a value as indented JSON; infinities and NaN, which JSON does not have, become null."""
+    import json
+
     print(json.dumps(_finite(value), indent=2, ensure_ascii=False))
 
 
@@ -66,32 +70,27 @@ def print_table(
     right: names of the columns to align right, such as numbers. On a terminal, the names are bold, and the text of a
     last column that is not aligned right is wrapped. In a pipe or file, each row is one line of plain text.
     """
-    from rich.console import Console
-    from rich.measure import Measurement
-    from rich.table import Table
+    import textwrap
 
     file = file or sys.stdout
-    console = Console(file=file, force_terminal=file.isatty(), markup=False, emoji=False, highlight=False)
-    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_header=any(columns), header_style="bold")
-    folds = console.is_terminal and columns[-1] not in right
-    for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", no_wrap=True)
-    table.columns[-1].no_wrap = not folds
-    for row in rows:
-        table.add_row(*row)
-
-    width = Measurement.get(console, console.options.update(width=1 << 20), table).maximum
-    if folds:
-        last = max(len(str(cell)) for cell in (columns[-1], *table.columns[-1].cells))
-        width = max(min(width, console.width), width - max(0, last - FOLDED))
-    console.width = width
-    with console.capture() as captured:
-        console.print(table)
-    file.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+    table = [columns, *rows] if any(columns) else list(rows)
+    widths = [max(map(len, cells)) for cells in zip(columns, *table, strict=True)]
+    before, last = sum(width + GAP for width in widths[:-1]), widths[-1]
+    if file.isatty() and columns[-1] not in right:
+        last = min(last, max(FOLDED, _columns() - before))
+    for row in table:
+        cells = zip(columns, row, widths, strict=True)
+        line = (" " * GAP).join(
+            text.rjust(width) if name in right else text.ljust(width) for name, text, width in cells
+        )
+        if len(row[-1]) > last:
+            folded = textwrap.wrap(row[-1], last, break_on_hyphens=False)
+            line = line[:before] + f"\n{' ' * before}".join(folded)
+        line = line.rstrip()
+        print(f"\033[1m{line}\033[0m" if file.isatty() and row is columns else line, file=file)
 
 
-@dataclass(frozen=True)
-class Bar:
+class Bar(NamedTuple):
     """The progress of one running item, such as a trial. Values that are None are not shown."""
 
     name: str

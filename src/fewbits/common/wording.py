@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
-from urllib.parse import quote, unquote
 
 UNITS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
 MISSING = "(none)"  # printed for the value of a field that one side lacks
@@ -127,6 +126,8 @@ def _is_host_and_path(text: str) -> bool:
 
 def _secrets() -> Iterator[str]:
     """Yield the secrets in MLflow's environment variables, each in three forms: as it is, URL-decoded, URL-encoded."""
+    from urllib.parse import quote, unquote  # here, since importing it takes longer than most messages
+
     texts = [os.environ.get(name, "") for name in SECRET_VARIABLES]
     for uri in (os.environ.get(name, "") for name in URI_VARIABLES):
         user_info = uri.partition("://")[2].rpartition("@")[0]

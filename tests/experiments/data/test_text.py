@@ -246,7 +246,7 @@ def test_a_tokenizer_from_a_file_separates_documents_by_its_own_token(tmp_path: 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ValueError, match=naming("bpe:4096", "pip install 'fewbits[bpe]'")):
+    with pytest.raises(ValueError, match=naming("tokenizers", "pip install 'fewbits[bpe]'")):
         trained_tokenizer(4096, [])
 
 

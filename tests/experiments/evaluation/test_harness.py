@@ -329,7 +329,7 @@ def test_tasks_of_mor_run_as_lm_eval_defines_them(tmp_path: Path, monkeypatch: p
 
 def test_without_lm_eval_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tasks: Path) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(ValueError, match=naming("lm-eval", "pip install 'fewbits[eval]'")):
+    with pytest.raises(ValueError, match=naming("lm_eval", "pip install 'fewbits[eval]'")):
         run(tasks, "choose")
 
 

@@ -148,7 +148,7 @@ def test_a_lower_instruction_set_has_a_library_of_its_own(tmp_path: Path, monkey
     for level in ("x86-64-v2", "x86-64-v3"):
         monkeypatch.setenv(compilation.ARCHITECTURE, level)
         names.append(build.library_path())
-        command = ["g++", *compilation.flags(), "-dM", "-E", "-x", "c++", "/dev/null"]
+        command = ["g++", *compilation.flags(compilation.requested()), "-dM", "-E", "-x", "c++", "/dev/null"]
         macros = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert ("__AVX2__" in macros) == (level == "x86-64-v3")
         assert "__AVX512F__" not in macros
@@ -157,6 +157,25 @@ def test_a_lower_instruction_set_has_a_library_of_its_own(tmp_path: Path, monkey
     monkeypatch.setenv("FEWBITS_CACHE", str(tmp_path))
     with pytest.raises(build.BuildError, match="x86-64-v9"):
         build.build()
+
+
+@pytest.mark.parametrize("newest", compilation.LEVELS)
+def test_a_wheels_library_for_the_newest_instruction_set_is_used_while_it_fits(
+    newest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = build.library_path()
+    monkeypatch.setattr(build, "cpu_flags", lambda: compilation.LEVELS[newest].needs | {"other"})
+    monkeypatch.setattr(build, "PREBUILT", tmp_path)
+    assert build.library_path() == cached
+    shipped = {level: build.cached(tmp_path / build.file_name(level), lambda: b"") for level in compilation.LEVELS}
+    assert build.library_path() == build.build() == shipped[newest]
+    monkeypatch.setenv(compilation.ARCHITECTURE, "x86-64-v3")
+    assert build.library_path() == shipped["x86-64-v3"]
+    monkeypatch.delenv(compilation.ARCHITECTURE)
+    shipped[newest].write_bytes(b"damaged")
+    assert build.library_path() == cached
+    monkeypatch.setattr(compilation, "FLAGS", (*compilation.FLAGS, "-DEDITED"))
+    assert build.library_path().parent == cached.parent
 
 
 def test_a_library_is_found_without_the_compiler_that_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,7 +374,14 @@ def test_the_hot_loops_are_vectorised(dtype: str, tmp_path: Path) -> None:
     ]
     unit = tmp_path / "unit.cpp"
     unit.write_text('#include "lanes.h"\nusing namespace fb;\n' + "".join(f"template {what};\n" for what in asked))
-    command = ["g++", *compilation.flags(), f"-I{compilation.SOURCES}", "-fopt-info-vec-all", "-c", "unit.cpp"]
+    command = [
+        "g++",
+        *compilation.flags(compilation.requested()),
+        f"-I{compilation.SOURCES}",
+        "-fopt-info-vec-all",
+        "-c",
+        "unit.cpp",
+    ]
     report = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stderr
     for function, loops in HOT_LOOPS.items():
         for loop in loops:

@@ -30,7 +30,7 @@ from tests.forked_python import run_python
 from tests.kernels.backends.gpu.device_checks import DRAWN, Checks, any_bytes, decided_late, undecided
 from tests.kernels.inputs import COMPILED, DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make
 
-pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler, hence no cpu backend")
+pytestmark = pytest.mark.skipif(not build.available(), reason="there is no C++ compiler, hence no cpu backend")
 
 ON_CPU = Checks(cpu, lambda t: t)
 FAMILIES = (

@@ -135,7 +135,7 @@ int main() {
 def output_of(program: str, folder: Path) -> str:
     source, binary = folder / "program.cpp", folder / "program"
     source.write_text(program)
-    options = [*compilation.flags(), "-I", str(compilation.SOURCES)]
+    options = [*compilation.flags(compilation.requested()), "-I", str(compilation.SOURCES)]
     for step in ([*(build.compiler() or ()), *options, str(source), "-o", str(binary)], [str(binary)]):
         done = subprocess.run(step, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
