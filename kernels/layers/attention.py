@@ -315,11 +315,21 @@ _unrotated = define(
 
 
 def _keep_turns(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.heads = [y.shape[2] for y in output]
+    ctx.set_materialize_grads(False)  # else torch fills a tensor with zeros for a v without heads
     ctx.save_for_backward(inputs[3])
 
 
-def _backward_of_rotated(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-    return _unrotated(*gradients, *ctx.saved_tensors), None, None, None
+def _backward_of_rotated(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    present = next((dy for dy in gradients if dy is not None), None)
+    if present is None:
+        return None, None, None, None
+    batch, tokens, _, size = present.shape
+    every = [
+        dy if dy is not None else (present.new_zeros if n else present.new_empty)((batch, tokens, n, size))
+        for dy, n in zip(gradients, ctx.heads, strict=True)
+    ]
+    return _unrotated(*every, *ctx.saved_tensors), None, None, None
 
 
 _rotated_of = differentiate("rotated", _keep_turns, _backward_of_rotated)
