@@ -288,9 +288,11 @@ def test_every_line_of_a_block_of_commands_is_one_command() -> None:
     assert {line.split()[0] for lines in commands for line in lines if line and line[0] != " "} <= programs
 
 
-def test_the_python_of_the_readme_runs() -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGES[0].read_text(), re.DOTALL | re.MULTILINE)
-    assert blocks
+@pytest.mark.parametrize(
+    "page", [PAGES[0], *sorted((ROOT / "docs" / "howto").glob("*.md"))], ids=lambda page: page.stem
+)
+def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
+        exec(compile(block, page.name, "exec"), names)
