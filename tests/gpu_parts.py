@@ -27,6 +27,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 from torch._C._autograd import DeviceType
+from torch.utils._pytree import tree_leaves
 
 from fewbits.common.terminal import print_table
 from fewbits.experiments.bench.measure import seconds
@@ -72,7 +73,7 @@ def smoke(device: str, only: str = "") -> int:
         ask, x = CLASSES[name][0], input_of(name, 264)
         try:
             got, want = ask(backend, x.to(device)), ask(reference, x)  # type: ignore[arg-type]
-            for a, b in zip(*(r if isinstance(r, tuple) else (r,) for r in (got, want)), strict=True):
+            for a, b in zip(*map(tree_leaves, (got, want)), strict=True):
                 assert_same(a.cpu(), b, name)
         except Exception as error:  # an error of the driver is a result, too
             differ.append(name)
