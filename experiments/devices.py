@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fewbits.experiments.trial import Runtime
 from fewbits.kernels.backends.gpu import cuda
-from fewbits.models.recipe import EMULATE, Recipe
 
 # Peak FLOP/s of dense BF16 products that are summed in FP32, as NVIDIA publishes it, by a part of the GPU's name. MFU
 # (model FLOPs utilisation) is relative to it.
@@ -39,7 +38,6 @@ PEAK = {
     "RTX 5080": 112.6e12,
     "RTX 5090": 209.5e12,
 }
-FP8_SINCE = (8, 9)  # the compute capability of the first GPUs with FP8 products
 HEAP = 1 << 30  # bytes by which `_keep_memory` extends the heap, in huge pages
 HUGE_PAGE, MADV_HUGEPAGE = 2 << 20, 14  # Linux on x86-64, and on ARM with pages of 4 KiB
 
@@ -120,18 +118,6 @@ def check_device(kind: str) -> None:
             raise ValueError(f"runtime.device cuda: {complaint}; valid values on this machine are auto and cpu")
         if os.environ.get("FEWBITS_BACKEND") != "reference":
             raise ValueError(f"runtime.device cuda: {complaint}; FEWBITS_BACKEND=reference is slow but works")
-
-
-def check_products(recipe: Recipe, device: torch.device) -> None:
-    """Raise ValueError if the recipe executes FP8 products and this GPU does not support them; a CPU emulates them."""
-    if recipe.execute == EMULATE or device.type == "cpu":
-        return
-    capability = torch.cuda.get_device_capability(device)
-    if capability < FP8_SINCE:
-        raise ValueError(
-            f"recipe.execute {recipe.execute}: a GPU of compute capability {capability} has no FP8 products; set "
-            f"recipe.execute={EMULATE}"
-        )
 
 
 def copied(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:

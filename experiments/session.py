@@ -21,6 +21,7 @@ from fewbits.experiments.storage.branches import Parent, find_parent
 from fewbits.experiments.storage.checkpoints import steps
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.trial import Runtime, Trial
+from fewbits.models.execution import check_device
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def prepare(trial: Trial, runtime: Runtime, world: devices.World, events: Events
     """Load the data, check the trial, and find its parent and its folder; write nothing."""
     trial, corpus = with_data(trial, runtime)
     check(trial, world.ranks)
-    devices.check_products(trial.recipe, world.device)
+    check_device(trial.recipe, world.device)
     parent = find_parent(trial.branch, Path(runtime.runs).expanduser())
     folder, made_of = _find(trial, corpus, runtime, parent)
     keep = tuple(sorted({*runtime.keep_steps, *steps(folder.kept)}))

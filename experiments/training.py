@@ -97,6 +97,8 @@ def train(session: Session) -> dict[str, Any]:
         session.add_segment(state.step)
         if state.step:
             events.message(f"resuming from step {state.step}")
+        if state.quantization.execution:
+            events.message(state.quantization.execution)
     model, optimizer, policy, observer = state.model, state.optimizer, state.policy, state.quantization.observer
     loss_of = _loss_module(model, trial)
     hopeless = t.blow_up * math.log(trial.model.vocab) if t.blow_up else math.inf

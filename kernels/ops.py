@@ -14,7 +14,7 @@ from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.backends.protocol import COUNTS
 from fewbits.kernels.mixing import mix_matrix
 from fewbits.kernels.operators import LIBRARY, define, differentiate
-from fewbits.kernels.packing import layout
+from fewbits.kernels.packing import layout, operand_layout
 from fewbits.kernels.quantizer import Block, Mixture, Quantizer, parts_of
 from fewbits.kernels.reference.noise import Noise
 
@@ -239,6 +239,18 @@ def _encode_fake(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, ..
     return tuple(x.new_empty(size, dtype=dtype) for size, dtype in layout(Quantizer.parse(spec), axis, *_shape(x)))
 
 
+def _encode_operands(x: Tensor, specs: list[str], axes: list[int], seeds: list[int]) -> list[Tensor]:
+    quantizers = [Quantizer.parse(spec) for spec in specs]
+    of = [(q, axis, _resolve_seed(q, seed)) for q, axis, seed in zip(quantizers, axes, seeds, strict=True)]
+    operands = backend_for(x.device.type, *quantizers).encode_operands(matrix(x), *of)
+    return [tensor for operand in operands for tensor in operand]
+
+
+def _encode_operands_fake(x: Tensor, specs: list[str], axes: list[int], seeds: list[int]) -> list[Tensor]:
+    layouts = [operand_layout(Quantizer.parse(spec), axis, *_shape(x)) for spec, axis in zip(specs, axes, strict=True)]
+    return [x.new_empty(size, dtype=dtype) for places in layouts for size, dtype in places.stored]
+
+
 def _decode(
     codes: Tensor, scales: Tensor, groups: Tensor, spec: str, axis: int, cols: int, dtype: torch.dtype
 ) -> Tensor:
@@ -268,6 +280,11 @@ def _decode_fake(
 
 
 define("encode(Tensor x, str spec, int axis, SymInt seed) -> (Tensor, Tensor, Tensor)", _encode, _encode_fake)
+define(
+    "encode_operands(Tensor x, str[] specs, int[] axes, SymInt[] seeds) -> Tensor[]",
+    _encode_operands,
+    _encode_operands_fake,
+)
 define(
     "decode(Tensor codes, Tensor scales, Tensor groups, str spec, int axis, SymInt cols, ScalarType dtype) -> Tensor",
     _decode,

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from fewbits.common.extras import extras
+from fewbits.models.execution import Executor, describe, why_emulated
 from fewbits.models.experts import LAYERS
 from fewbits.models.quantized_linear import QuantizedLinear
-from fewbits.models.recipe import HIGH, SLOTS, Recipe, parts
+from fewbits.models.recipe import EMULATE, HIGH, SLOTS, Recipe, parts
 from fewbits.models.weights import BlockLinear, OtherWeight, weights
 
 if TYPE_CHECKING:
     import pandas as pd
 
-OPERANDS = (*SLOTS, "wgrad.output", "sampler", "switch")
+OPERANDS = (*SLOTS, "wgrad.output", "execute", "sampler", "switch")
 COLUMNS = ("layer", "matrices", "block", "part", "out", "in", *OPERANDS, "why")
 
 
@@ -31,7 +32,8 @@ def layer_table(model: nn.Module) -> pd.DataFrame:
     Columns: `layer`, the module's name; `matrices`, how many the weight consists of; `block`, the number of the model's
     block (such as a Transformer layer), from 0; `part` (qkv, out, up, down, in); `out` and `in`, the shape of the
     weight; `fprop.x` … `wgrad.x`, the slot's quantizer or mixture at the start of training, or `high` (unquantized);
-    `wgrad.output`, the dtype of the weight's gradient before it is added to others; `sampler`, the kind of noise on the
+    `wgrad.output`, the dtype of the weight's gradient before it is added to others; `execute`, which GEMMs are computed
+    from codes and scales, and why the others are not; `sampler`, the kind of noise on the
     weight; `switch`, what changes during training; `why`, the reason why a weight is in high precision, such as
     `embedding`; for a layer that the recipe's `keep` selects, the setting that selects it, such as `keep.last=2` (the
     layer then has the quantizer `keep.by`, by default `high`, in every slot).
@@ -59,7 +61,7 @@ def _rows(model: nn.Module) -> Iterator[dict[str, Any]]:
 
 def _row(weight: BlockLinear | OtherWeight, layer: QuantizedLinear | None, blocks: int) -> dict[str, Any]:
     """Return a row without `matrices`, and in `number` the number of an expert. blocks: those of the model."""
-    row: dict[str, Any] = dict.fromkeys(SLOTS, HIGH) | dict.fromkeys(("wgrad.output", "sampler", "switch"), "")
+    row: dict[str, Any] = dict.fromkeys(SLOTS, HIGH) | dict.fromkeys(OPERANDS[len(SLOTS) :], "")
     row |= {"layer": weight.name, "out": weight.shape[0], "in": math.prod(weight.shape[1:]), "number": None}
     if isinstance(weight, OtherWeight):
         return row | {"why": weight.why}
@@ -71,6 +73,9 @@ def _row(weight: BlockLinear | OtherWeight, layer: QuantizedLinear | None, block
     recipe = layer.owner[0].recipe
     row |= {slot: str(operand.spec or HIGH) for slot, operand in layer.plans[0].operands.items()}
     row["wgrad.output"] = recipe.wgrad.output
+    on = Executor.of(next(weight.module.parameters()).device, recipe.execute)
+    if recipe.execute != EMULATE:
+        row["execute"] = describe(recipe, [why_emulated(recipe, layer.plans[0].operands, weight, on)], on)
     row["sampler"] = layer.sampler.kind if layer.sampler else ""
     if recipe.switches and layer.plans[1] is not layer.plans[0]:
         row["switch"] = f"{recipe.switch.passes} to {recipe.switch.to} at {recipe.switch.at:g}"

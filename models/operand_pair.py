@@ -5,15 +5,15 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor
 
-from fewbits.kernels.fp8_products import Fp8Operand, encode_fp8
 from fewbits.kernels.operators import call
 from fewbits.kernels.quantizer import Mixture, Quantizer, with_signs
-from fewbits.models.recipe import Slot
+from fewbits.kernels.scaled_products import ScaledOperand, encode_operands
+from fewbits.models.recipe import AXES, Slot
 
 # A slot's name, the kernel's counts (arithmetic.md), and a mixture's choice for each block (None: plain quantizer).
 Statistics = tuple[str, Tensor, Tensor | None]
 Seed = Callable[[str], int]  # the name of a slot or GEMM to a seed
-Operand = Tensor | Fp8Operand
+Operand = Tensor | ScaledOperand
 
 
 class OperandPair:
@@ -23,7 +23,7 @@ class OperandPair:
 
     Arguments of the constructor:
     names: the names of the two slots.
-    executed: the names of the GEMMs that read FP8 codes and scales instead of rounded values.
+    executed: the names of the GEMMs that read codes and scales (ScaledOperand) instead of rounded values.
 
     Arguments of a call:
     seed: a function that returns the seed of stochastic rounding for a slot's name, and for a GEMM's name the seed of
@@ -37,13 +37,13 @@ class OperandPair:
     ) -> None:
         self.first, self.second = first, second
         self.names = names
-        self.fp8 = tuple(name.partition(".")[0] in executed for name in names)
+        self.executed = tuple(name.partition(".")[0] in executed for name in names)
         self.shared = first.equals(second)
         specs = [slot.spec for slot in (first, second) if slot.spec is not None]
         self.draws_signs = any(spec.draws_signs for spec in specs)
         self.needs_seed = self.draws_signs or any(spec.needs_seed for spec in specs)
         quantizers = len(specs) == 2 and not any(isinstance(spec, Mixture) for spec in specs)
-        one_read = quantizers and not (self.shared or any(self.fp8)) and (first.axis, second.axis) == (-1, 0)
+        one_read = quantizers and not (self.shared or any(self.executed)) and (first.axis, second.axis) == (-1, 0)
         self._in_one_read = specs if one_read else None
 
     def __call__(
@@ -53,8 +53,14 @@ class OperandPair:
             spellings = map(_resolve_spelling, self._in_one_read, self.names, (seed, seed))
             seeds = map(_seed_for, self._in_one_read, self.names, (seed, seed))
             return call(torch.ops.fewbits.quantize_both, x, *spellings, *seeds)
+        if all(self.executed) and not watch:
+            first, second = encode_operands(x, self._operand(0, seed), self._operand(1, seed))
+            return first, second
         values = self.quantize_one(0, x, seed, statistics, watch=watch)
-        return values, values if self.shared else self.quantize_one(1, x, seed, statistics, watch=watch)
+        if self.shared and not any(self.executed):
+            return values, values
+        statistics = None if self.shared else statistics
+        return values, self.quantize_one(1, x, seed, statistics, watch=watch and not self.shared)
 
     def quantize_one(
         self, which: int, x: Tensor, seed: Seed, statistics: list[Statistics] | None = None, *, watch: bool = False
@@ -69,6 +75,8 @@ class OperandPair:
         spec = slot.spec
         if spec is None:
             return x
+        if self.executed[which] and not watch:
+            return encode_operands(x, self._operand(which, seed))[0]
         spelling, drawn, choice = _resolve_spelling(spec, name, seed), _seed_for(spec, name, seed), None
         if isinstance(spec, Mixture):
             values, choice, counts, _ = call(torch.ops.fewbits.mix, x, spelling, slot.axis, drawn)
@@ -76,13 +84,21 @@ class OperandPair:
             return x  # a cast from bf16 to bf16 changes nothing
         elif watch:
             values, counts, _ = call(torch.ops.fewbits.quantize_stats, x, spelling, slot.axis, drawn, False)
-        elif self.fp8[which]:
-            return encode_fp8(x, spelling, slot.axis, drawn)
         else:
             return call(torch.ops.fewbits.quantize, x, spelling, slot.axis, drawn)
         if statistics is not None:
             statistics.append((name, counts, choice))
-        return encode_fp8(x, spelling, slot.axis, drawn) if self.fp8[which] else values
+        return encode_operands(x, self._operand(which, seed))[0] if self.executed[which] else values
+
+    def _operand(self, which: int, seed: Seed) -> tuple[str, int, int]:
+        """Return the string form, axis and seed with which `encode_operands` encodes a slot of an executed GEMM.
+
+        The axis is the one that the GEMM sums over. Slots that share their values draw the same bits for each element
+        along both axes.
+        """
+        spec, name = (self.first, self.second)[which].spec, self.names[0 if self.shared else which]
+        assert isinstance(spec, Quantizer)
+        return _resolve_spelling(spec, name, seed), AXES[self.names[which]], _seed_for(spec, name, seed)
 
 
 def _seed_for(spec: Quantizer | Mixture, name: str, seed: Seed) -> int:

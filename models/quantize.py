@@ -21,13 +21,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fewbits.models.execution import check_execution, executed_gemms
+from fewbits.models.execution import Executor, WhyEmulated, check_execution, describe, why_emulated
 from fewbits.models.experts import ExpertLinear, install
 from fewbits.models.layer_table import kept_by
 from fewbits.models.networks.layers import Linear
 from fewbits.models.observer import Observer
 from fewbits.models.quantized_linear import Plan, QuantizedLinear, Shared, StepContext, quantized
-from fewbits.models.recipe import PARTS, Operands, Recipe, Rule, Wgrad, parts
+from fewbits.models.recipe import EMULATE, PARTS, Operands, Recipe, Rule, Wgrad, parts
 from fewbits.models.runtime import untraced
 from fewbits.models.updates import updates
 from fewbits.models.weights import BlockLinear, OtherWeight, active_share, weights
@@ -52,6 +52,7 @@ class Quantization(Shared):
     layers: list[QuantizedLinear] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)  # names of the layers that the recipe's `keep` selects
     summary: str = ""  # how much is quantized, and what is not
+    execution: str = ""  # which GEMMs are executed on which device, and why others are not; empty: all are emulated
     penalised: bool = False  # a caller has asked for the penalty, so it adds it to the loss
     _hooks: list[RemovableHandle] = field(default_factory=list)  # those of `attach`
     _optimizer: torch.optim.Optimizer | None = None
@@ -274,20 +275,28 @@ def quantize(
         raise ValueError(f"{type(model).__name__} has no linear layer in its blocks to quantize")
     blocks = 1 + max(layer.block for layer in linears)
     quantization = Quantization(recipe, seed, observer, keep_weights)
-    by_rule = {rule: _plans(recipe, own, recipe.switched_from(own)) for rule, own in _operands_by_rule(recipe)}
-    high = _plans(recipe, recipe.kept, recipe.kept)
+    by_rule = dict(_operands_by_rule(recipe))
     kept = keep(recipe, linears, blocks)
     _check_parts(recipe, linears)
     rules = {layer.name: rule_of(recipe, layer, blocks) for layer in linears if layer.name not in kept}
     if unused := [rule for rule in recipe.rules if rule not in rules.values()]:
         raise ValueError(f"rules: no layer that `keep` and earlier rules leave has {unused[0].match}")
     _check_quantizes(recipe, rules, kept)
-    check_execution(recipe, [(layer.name, layer.shape) for layer in linears], kept)
+    on = Executor.of(next(linears[0].module.parameters()).device, recipe.execute)
+    check_execution(recipe, linears, kept, on)
+    plans: dict[Any, tuple[Plan, Plan]] = {}
+    whys = []
     experts: dict[nn.Module, list[ExpertLinear]] = {}
     for index, layer in enumerate(linears):
         is_kept = layer.name in kept
         sampler = recipe.sampler if layer.part in recipe.sampled_parts and not is_kept else None
-        settings = (layer, quantization, index, high if is_kept else by_rule[rules[layer.name]], sampler)
+        before = recipe.kept if is_kept else by_rule[rules[layer.name]]
+        after = before if is_kept else recipe.switched_from(before)
+        why, later = (why_emulated(recipe, operands, layer, on) for operands in (before, after))
+        key = (id(before), *(tuple(each.values()) for each in (why, later)))  # layers with equal plans share them
+        own = plans.setdefault(key, _plans(before, after, why, later))
+        whys.append(why)
+        settings = (layer, quantization, index, own, sampler)
         if layer.expert is None:
             new = quantized(*settings)
             parent, _, last = layer.name.rpartition(".")
@@ -298,6 +307,7 @@ def quantize(
         quantization.layers.append(new)
     for module, each in experts.items():
         install(module, each)
+    quantization.execution = describe(recipe, whys, on) if recipe.execute != EMULATE else ""
     quantization.kept = [layer.name for layer in linears if layer.name in kept]
     quantization.summary = _summary(model, every, quantization)
     for module in model.modules():  # fewbits' own layers that were not replaced, because they are outside the blocks
@@ -345,14 +355,17 @@ def keep(recipe: Recipe, layers: Sequence[BlockLinear], blocks: int) -> frozense
     return frozenset(layer.name for layer in layers if any(kept_by(recipe, layer, blocks)))
 
 
-def _plans(recipe: Recipe, before: Operands, after: Operands) -> tuple[Plan, Plan]:
-    """Return a layer's Plan (its six slots and the GEMMs executed in FP8) before and after the recipe's switch.
+def _plans(before: Operands, after: Operands, why: WhyEmulated, later: WhyEmulated) -> tuple[Plan, Plan]:
+    """Return a layer's Plan (its six slots and the GEMMs that are executed) before and after the recipe's switch.
 
-    The switch is a change of quantizers during training. before, after: the layer's six slots before and after it. If
-    they are equal, both Plans are the same object.
+    The switch is a change of quantizers during training. before, after: the layer's six slots before and after it. why,
+    later: the results of `why_emulated` for both. If the slots are equal, both Plans are the same object.
     """
-    first = Plan(before, executed_gemms(recipe, before))
-    return first, first if after == before else Plan(after, executed_gemms(recipe, after))
+    first, second = (
+        Plan(operands, frozenset(gemm for gemm, reason in each.items() if reason is None))
+        for operands, each in ((before, why), (after, later))
+    )
+    return first, first if after == before else second
 
 
 def _check_parts(recipe: Recipe, layers: Sequence[BlockLinear]) -> None:

@@ -12,12 +12,13 @@ With `keep_weights=False`, w is quantized in each forward and each backward pass
 keeps a whole sharded weight between the two passes. Gradients pass straight through every rounding. A bias is added in
 FP32, before y is rounded, as in nn.Linear.
 
-A recipe with `execute: fp8` computes the GEMMs of E4M3 operands from FP8 codes and scales (kernels/fp8_products.py).
-Everything above applies to it, with codes and scales in place of quantized values.
+A recipe with `execute` computes GEMMs from codes and scales (execution.py, kernels/scaled_products.py). Everything
+above applies to it, with codes and scales in place of quantized values.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -28,9 +29,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fewbits.kernels import ops
-from fewbits.kernels.fp8_products import Fp8Operand, scaled_product
 from fewbits.kernels.products import linear, matmul, matmul_fp32
 from fewbits.kernels.replays import capture, step_seed
+from fewbits.kernels.scaled_products import ScaledOperand, scaled_product
 from fewbits.models.operand_pair import Operand, OperandPair, Seed, Statistics
 from fewbits.models.recipe import GEMMS, SLOTS, Operands, Recipe, Sampler
 from fewbits.models.runtime import current_stream, untraced
@@ -116,7 +117,7 @@ class Shared:
 class Plan:
     """The six slots of a layer, grouped by tensor: two GEMMs read each of x, w and dy, so each has an OperandPair.
 
-    executed: the names of the GEMMs that are computed from FP8 codes.
+    executed: the names of the GEMMs that are computed from codes and scales.
     """
 
     def __init__(self, operands: Operands, executed: frozenset[str] = frozenset()) -> None:
@@ -198,7 +199,7 @@ class QuantizedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         slots = ", ".join(f"{n}={s.spec or 'high'}" for n, s in self.plans[0].operands.items())
-        executed = "".join(f", {gemm} in FP8" for gemm in GEMMS if gemm in self.plans[0].executed)
+        executed = "".join(f", {gemm} executed" for gemm in GEMMS if gemm in self.plans[0].executed)
         return f"{self.in_features} → {self.out_features}, {slots}{executed}"
 
     @property
@@ -429,32 +430,34 @@ def quantized(
     return kind(layer, shared, index, plans, sampler)
 
 
-def product(a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
-    """Return a · b + bias, rounded to dtype only at the end.
+def product(gemm: str, a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
+    """Return the product of a GEMM's operands (x · wᵀ, dy · w or dyᵀ · x) plus bias, rounded to dtype only at the end.
 
-    FP8 operands are multiplied by torch's scaled product. The products of ordinary tensors are summed in FP32; for an
-    FP32 result of BF16 operands, `matmul_fp32` is used, because torch has no such product on CPUs.
+    Codes and scales are multiplied by torch's scaled product; they lie along the sum already. The products of ordinary
+    tensors are summed in FP32; for an FP32 result of BF16 operands, `matmul_fp32` is used, because torch has no such
+    product on CPUs.
     """
-    if isinstance(a, Fp8Operand):
-        assert isinstance(b, Fp8Operand)
+    if isinstance(a, ScaledOperand):
+        assert isinstance(b, ScaledOperand)
         return scaled_product(a, b, dtype, bias)
     assert isinstance(b, Tensor)
     if bias is not None:
-        return linear(a, b.t(), bias)
+        return linear(a, b, bias)
+    a, b = a.t() if gemm == "wgrad" else a, b.t() if gemm == "fprop" else b
     return matmul(a, b) if dtype == a.dtype else matmul_fp32(a, b).to(dtype)
 
 
-def _parts(operand: Operand | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return an operand as two values that `save_for_backward` accepts.
+def _parts(operand: Operand | None) -> tuple[tuple[Tensor | None, Tensor | None, Tensor | None], str | None]:
+    """Return an operand as three values that `save_for_backward` accepts, and the form of a ScaledOperand.
 
-    These are the codes and scales of an FP8 operand, else the operand itself (a tensor or None) and None.
+    The values are the tensors of a ScaledOperand, else the operand itself (a tensor or None) and None.
     """
-    return operand if isinstance(operand, Fp8Operand) else (operand, None)
+    return (operand[:3], operand.form) if isinstance(operand, ScaledOperand) else ((operand, None, None), None)
 
 
-def _operand(values: Tensor | None, scales: Tensor | None) -> Any:
-    """Return the operand (Fp8Operand, Tensor or None) for which `_parts` returned these two values."""
-    return values if values is None or scales is None else Fp8Operand(values, scales)
+def _operand(parts: Sequence[Tensor], form: str | None) -> Any:
+    """Return the operand (ScaledOperand, Tensor or None) for which `_parts` returned these values."""
+    return parts[0] if form is None else ScaledOperand(parts[0], parts[1], parts[2], form)
 
 
 class _ThreeGemms(torch.autograd.Function):
@@ -485,8 +488,11 @@ class _ThreeGemms(torch.autograd.Function):
         # need the same signs: activation checkpointing may compute the operands again in another context.
         draws_signs = layer.plans[context.switched].draws_signs
         signs_context = torch.tensor(context.numbers, device="cpu") if draws_signs else None
-        ctx.save_for_backward(weight, bit_scale, *_parts(x_backward), *_parts(w_backward), original, signs_context)
-        return product(x_forward, w_forward.t(), x.dtype, bias)
+        x_parts, x_form = _parts(x_backward)
+        w_parts, w_form = _parts(w_backward)
+        ctx.forms = x_form, w_form
+        ctx.save_for_backward(weight, bit_scale, *x_parts, *w_parts, original, signs_context)
+        return product("fprop", x_forward, w_forward, x.dtype, bias)
 
     @staticmethod
     @once_differentiable
@@ -498,7 +504,7 @@ class _ThreeGemms(torch.autograd.Function):
     @staticmethod
     def gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, bit_scale, *parts, original, signs_context = ctx.saved_tensors
-        x, w = _operand(*parts[:2]), _operand(*parts[2:])
+        x, w = _operand(parts[:3], ctx.forms[0]), _operand(parts[3:], ctx.forms[1])
         layer, context = ctx.layer, ctx.context
         if signs_context is not None:
             step, micro_batch, rank = signs_context.tolist()
@@ -507,14 +513,14 @@ class _ThreeGemms(torch.autograd.Function):
         dy_dgrad, dy_wgrad = layer.quantize_gradient(context, dy, for_x, for_weight)
         if w is None and for_x:
             w = layer.quantize_weight_for(1, context, dy.dtype, bit_scale is not None)
-        dx = product(dy_dgrad, w, dy.dtype) if for_x else None
+        dx = product("dgrad", dy_dgrad, w, dy.dtype) if for_x else None
         d_bias = dy.sum(0) if ctx.needs_input_grad[3] else None
         if not for_weight:
             return dx, None, None, d_bias, *[None] * 6
-        dw = product(dy_wgrad.t(), x, layer.output or dy.dtype)
+        dw = product("wgrad", dy_wgrad, x, layer.output or dy.dtype)
         observer = layer.owner[0].observer
         if original is not None and observer is not None:
-            observer.record_weight_gradient(layer.index, dw, product(dy.t(), original, torch.float32))
+            observer.record_weight_gradient(layer.index, dw, product("wgrad", dy, original, torch.float32))
         d_scale = None
         if bit_scale is not None and ctx.needs_input_grad[2]:
             sampler, bits = layer.sampler, layer.bits

@@ -12,8 +12,8 @@ more values are valid:
     same    the quantized values that the tensor's other GEMM already reads; valid only in dgrad.w (which then reads the
             values of fprop.w), in wgrad.dy (the values of dgrad.dy) and in wgrad.x (the values of fprop.x)
 
-`execute: fp8` multiplies the FP8 codes of E4M3 operands (execution.py). By default every GEMM is emulated: its operands
-are rounded and then multiplied as BF16 values.
+`execute` multiplies codes and scales in FP8, MXFP8 or NVFP4 (execution.py). By default every GEMM is emulated: its
+operands are rounded and then multiplied as BF16 values.
 
 Two GEMMs read each tensor. If the slots of both have the same quantizer or mixture, and its blocks are the same along
 both axes (squares, or the whole tensor), the tensor is quantized once: both GEMMs read the same values, and a mixture
@@ -50,7 +50,7 @@ SQUARES = (1, 2, 4, 8, 16, 32, 64, 128)  # valid `sampler.block`: side lengths o
 PASSES = ("both", "forward", "backward")
 SAME = "same"
 HIGH = "high"
-EMULATE, FP8 = EXECUTIONS = ("emulate", "fp8")
+EMULATE, AUTO, *_ = EXECUTIONS = ("emulate", "auto", "fp8", "mxfp8", "nvfp4")
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,9 @@ class Recipe:
     rules: tuple[Rule, ...] = field(default=(), metadata={"neutral": ()})
     sampler: Sampler = field(default_factory=Sampler)
     switch: Switch = field(default_factory=Switch)
-    execute: str = EMULATE  # how GEMMs of quantized operands are computed: from rounded values, or from FP8 codes
+    execute: str = (
+        EMULATE  # how GEMMs of quantized operands are computed: from rounded values, or from codes and scales
+    )
 
     def __post_init__(self) -> None:
         one_of("execute", self.execute, EXECUTIONS)
@@ -268,7 +270,7 @@ class Recipe:
 
     @property
     def label(self) -> str:
-        """The name under which runs are grouped: the recipe's name, plus `-executed` if `execute` is `fp8`."""
+        """The name under which runs are grouped: the recipe's name, plus `-executed` if `execute` is not `emulate`."""
         return self.name if self.execute == EMULATE else f"{self.name}-executed"
 
     @property

@@ -34,8 +34,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from fewbits.common.atomic import write_atomically, write_json
-from fewbits.experiments.devices import FP8_SINCE
 from fewbits.kernels.backends.gpu import cubins
+from fewbits.kernels.scaled_products import FP8_SINCE
 from tests.gpu_parts import lacks_titan
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -22,7 +22,7 @@ from fewbits.analysis.views.numbers import number
 from fewbits.common.wording import plural
 from fewbits.experiments.numerics import label
 from fewbits.experiments.storage.run_folder import HASH
-from fewbits.models.recipe import FP8
+from fewbits.models.recipe import EMULATE
 from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.cost import tokens_of, work_of
 from fewbits.sweeps.planning.plan import Planned
@@ -115,9 +115,9 @@ class Provenance:
         yield "Commits", ", ".join(value[:10] for value in sorted(self.values("git"))) or "unknown", False
         for name, key in (("Kinds of machine", "kind"), ("Computed on", "processor"), ("Backend", "backend")):
             yield name, self.of_environments(key), False
-        if executed := self.values("products")[FP8]:
-            emulated = len(self.finished) - executed
-            yield "Products", f"{plural(executed, 'trial')} executed in FP8, {emulated} emulated", False
+        if self.values("products").keys() - {EMULATE}:
+            texts = (f"{plural(count, 'trial')} with execute: {how}" for how, count in self.values("products").items())
+            yield "Products", ", ".join(texts), False
         yield "Torch of the trials", self.of_environments("torch"), False
         yield "fewbits", __version__, False
         yield "Python of the trials", self.of_environments("python"), False

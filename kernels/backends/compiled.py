@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fewbits.kernels.backends.protocol import ABSENT, COUNTS, Part, Stored
+from fewbits.kernels.backends.protocol import ABSENT, COUNTS, OperandOf, Part, Stored
 from fewbits.kernels.packing import allocate
 from fewbits.kernels.quantizer import Quantizer, parts_of
 from fewbits.kernels.reference.noise import Noise
@@ -51,6 +51,7 @@ class Job:
     replayed: int = (
         0  # what a captured call reads from memory: its seed (1), the signs of its transform (2), or both (3)
     )
+    operand: bool = False  # True: `stored` is laid out as an operand (`packing.operand_layout`)
     inverse: bool = False  # True: apply the inverse of the Hadamard transform
 
     def set_statistics(self, x: Tensor) -> None:
@@ -103,6 +104,11 @@ class Compiled(ABC):
         stored = allocate(q, axis, x)
         self._run(x, Job(q, axis, seed, stored=stored))
         return stored
+
+    def encode_operands(self, x: Tensor, *of: OperandOf) -> tuple[Stored, ...]:
+        jobs = [Job(*each, stored=allocate(*each[:2], x, operand=True), operand=True) for each in of]
+        self._run(x, *jobs)
+        return tuple(job.stored for job in jobs if job.stored)
 
     def decode(
         self,

@@ -16,6 +16,7 @@ from fewbits.kernels.backends import build, reference
 from fewbits.kernels.backends.compiled import Compiled, DecideCall, Job, pointer
 from fewbits.kernels.backends.constants import SIGN_WORDS, flat, grid_of, inf_code, nan_code, scaling_of, sign_words
 from fewbits.kernels.backends.protocol import DTYPES, Part, Stored
+from fewbits.kernels.packing import operand_layout
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.kernels.reference.noise import NOISES, Noise
 
@@ -44,6 +45,8 @@ class _Request(ctypes.Structure):
         *[(name, ctypes.c_int64) for name in ("tally_rows", "tally_cols")],
         *[(name, ctypes.c_void_p) for name in ("skip", "codes", "scales", "group_scales")],
         *[(name, ctypes.c_uint32) for name in ("code_bits", "nan_code", "inf_code")],
+        ("operand", ctypes.c_int32),
+        *[(name, ctypes.c_int64) for name in ("line_stride", "block_stride")],
     ]
 
 
@@ -160,6 +163,9 @@ def _request(x: Tensor, job: Job) -> _Request:
         request.codes, scales, request.group_scales = map(pointer, job.stored)
         request.scales = scales if job.q.scaling != "none" else None
         request.code_bits, request.nan_code, request.inf_code = f.bits, nan_code(f), inf_code(f)
+    if job.operand:
+        places = operand_layout(job.q, job.axis, *x.shape)
+        request.operand, request.line_stride, request.block_stride = 1, places.line_stride, places.block_stride
     return request
 
 

@@ -10,6 +10,7 @@ from fewbits.kernels.reference.noise import Noise
 
 Part = tuple[int, int]  # rows × columns
 Stored = tuple[Tensor, Tensor, Tensor]  # packed codes, block scales and group scales, as packing.py lays them out
+OperandOf = tuple[Quantizer, int, int]  # the quantizer, axis and seed of an operand
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # the dtypes of matrices, in the order of the C++ interfaces
 ABSENT = torch.empty(0)  # the value of a result that was not requested, and of an argument that is not used
@@ -77,6 +78,12 @@ class Backend(Protocol):
         """Return x in packed storage: the codes, block scales and group scales, as packing.py lays them out.
 
         If the scaling is `none` and the format has no NaN, x must be finite.
+        """
+
+    def encode_operands(self, x: Tensor, *of: OperandOf) -> tuple[Stored, ...]:
+        """Return one or two operands of scaled products, quantized from x in one pass, as packing.py lays them out.
+
+        The quantizers are those that `form_of` of scaled_products.py names.
         """
 
     def decode(

@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from fewbits.kernels.backends.protocol import ABSENT, ERROR, ERROR_ONE, LOST, NONZEROS, Part, Stored
-from fewbits.kernels.packing import pack, scale_codes, stored_scales, unpack
+from fewbits.kernels.backends.protocol import ABSENT, ERROR, ERROR_ONE, LOST, NONZEROS, OperandOf, Part, Stored
+from fewbits.kernels.packing import operand_scales, pack, scale_codes, stored_scales, unpack
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.kernels.reference.elements import codes_of, fold, largest, spread, values_of
 from fewbits.kernels.reference.noise import gaussian_noise, uniform_noise
@@ -24,6 +24,7 @@ __all__ = [
     "decide",
     "decode",
     "encode",
+    "encode_operands",
     "extent",
     "gaussian_noise",
     "matmul_fp32",
@@ -97,11 +98,27 @@ def quantize_both(
 
 
 def encode(x: Tensor, q: Quantizer, axis: int, seed: int) -> Stored:
+    codes, scales, groups = _codes_and_scales(x, q, axis, seed)
+    return pack(codes, q.format.bits), scales, groups
+
+
+def encode_operands(x: Tensor, *of: OperandOf) -> tuple[Stored, ...]:
+    return tuple(_operand(x, *each) for each in of)
+
+
+def _operand(x: Tensor, q: Quantizer, axis: int, seed: int) -> Stored:
+    codes, scales, groups = _codes_and_scales(x, q, axis, seed)
+    lines = codes if axis == -1 else codes.t()
+    return pack(lines, q.format.bits), operand_scales(scales, q, axis, x.shape), groups
+
+
+def _codes_and_scales(x: Tensor, q: Quantizer, axis: int, seed: int) -> Stored:
+    """Return the codes [rows, cols] as int32, and block scales and group scales as in packed storage."""
     rounded = round_matrix(x, q, axis, seed)
     scales = rounded.scales
     poisoned = spread(stored_values(scales, q).isnan(), q.block.resolve(x.shape, axis), x.shape)
     codes = torch.where(poisoned, 0, codes_of(rounded.values, q.format))
-    return pack(codes, q.format.bits), stored_scales(scales.codes, q), scales.groups
+    return codes, stored_scales(scales.codes, q), scales.groups
 
 
 def decode(

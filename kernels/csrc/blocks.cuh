@@ -36,6 +36,20 @@ template <class D> FB_D Block looked_up(const Spec &s, const Request &r, int row
   return make_block<D>(s, r, r.block_amax[at], row, col, four ? value(s.scaling.expansion) : 1.0f);
 }
 
+// Operands with scales of one byte: if a part of a thread's patch is at the start of a block along the sum, store the
+// block's scale for each of the part's lines. (row, col) is the first element of the part, which is `rows` x `cols`.
+FB_D void store_line_scales(const Spec &s, const Request &r, const Block &b, const Tile &t, int row, int col, int rows,
+                            int cols) {
+  const int first = s.down ? col : row, lines = s.down ? cols : rows, end = s.down ? t.cols : t.rows,
+            at = s.down ? row : col, wide = s.down ? s.block_rows : s.block_cols;
+  if (at % wide || at >= (s.down ? t.rows : t.cols)) return;
+  const uint32_t code = b.poisoned ? s.scaling.nan_code : b.scale.code;
+#pragma unroll
+  for (int i = 0; i < SLOTS; i++)
+    if (i < lines && first + i < end)
+      ((uint8_t *)r.scales)[swizzled(first + i, at / wide, r.block_stride)] = uint8_t(code);
+}
+
 // Store a block's scale if (row, col) is the block's first element. If the block is the first of its group, also store
 // the group's scale.
 FB_D void store_scale(const Spec &s, const Request &r, const Block &b, int row, int col) {
@@ -46,7 +60,13 @@ FB_D void store_scale(const Spec &s, const Request &r, const Block &b, int row, 
   const int block_row = row / rows, block_col = col / cols;
   const int64_t at = int64_t(block_row) * r.blocks.across + block_col;
   const uint32_t code = b.poisoned ? s.scaling.nan_code : b.scale.code;
-  if (s.scaling.kind == FLOAT) {
+  if (s.operand && s.scaling.kind == FLOAT) {
+    const int across = s.down ? block_col : block_row, along = s.down ? block_row : block_col;
+    ((uint32_t *)r.scales)[int64_t(across) * r.line_stride + int64_t(along) * r.block_stride] =
+        b.poisoned ? code : bits(b.scale.decode);
+  } else if (s.operand) {
+    // `store_line_scales` has stored the scale
+  } else if (s.scaling.kind == FLOAT) {
     ((uint32_t *)r.scales)[at] = code;
   } else {
     ((uint8_t *)r.scales)[at] = uint8_t(code);

@@ -66,6 +66,18 @@ FB_D Codes load_codes(const Packed &p, int row, int col, int valid, int width) {
   return c;
 }
 
+// Store the codes of a thread's eight rows and columns as those of eight lines, one for each column.
+FB_D void store_transposed(const Packed &p, const Tile &t, const Codes (&codes)[SLOTS], int width) {
+  const int left = t.rows - t.row0, valid = left < SLOTS ? left : SLOTS;
+#pragma unroll
+  for (int i = 0; i < WIDTH; i++) {
+    Codes line{0, 0};
+#pragma unroll
+    for (int k = 0; k < SLOTS; k++) line.put(k, codes[k].get(i, width), width);
+    if (valid > 0 && t.col0 + i < t.cols) store_codes(p, t.col0 + i, t.row0, line, valid, width);
+  }
+}
+
 // Return the codes of eight grid values whose magnitudes are at most the grid's largest value.
 FB_D Codes plain_codes(const Spec &s, const float (&q)[WIDTH]) {
   const Grid g = s.grid.grid();

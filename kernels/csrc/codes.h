@@ -82,6 +82,20 @@ inline void pack(const uint16_t *__restrict codes, int64_t n, int width, uint8_t
   for (int64_t i = 0; i < words; i++) memcpy(packed + i * width, &eights[i], 8);  // overwrites the previous padding
   memcpy(to, packed, size_t((n * width + 7) / 8));
 }
+// Pack the codes of n rows, CHUNK apart, as n codes of each of `columns` lines, which are `stride` bytes apart. Codes
+// have 8 or 4 bits, and the first row's code starts at a byte.
+inline void pack_transposed(const uint16_t *__restrict codes, int64_t n, int64_t columns, int width,
+                            uint8_t *__restrict to, int64_t stride) {
+  for (int64_t c = 0; c < columns; c++, to += stride) {
+    const uint16_t *from = codes + c;
+    if (width == 8) {
+      for (int64_t i = 0; i < n; i++) to[i] = uint8_t(from[i * CHUNK]);
+      continue;
+    }
+    for (int64_t i = 0; i < n / 2; i++) to[i] = uint8_t(from[2 * i * CHUNK] | from[(2 * i + 1) * CHUNK] << 4);
+    if (n % 2) to[n / 2] = uint8_t(from[(n - 1) * CHUNK]);
+  }
+}
 inline void unpack(const uint8_t *__restrict from, int64_t n, int width, uint16_t *__restrict codes) {
   if (width == 16) {
     memcpy(codes, from, size_t(n) * 2);

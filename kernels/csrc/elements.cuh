@@ -83,6 +83,7 @@ template <class D> struct Careful {
   const Vector<D> (&x)[SLOTS];
   const uint32_t (&left)[SLOTS][WIDTH];  // ON_CHIP: the values from which `known` rebuilds the blocks
   Gathering<Counts> &gathering;
+  Codes (&kept)[SLOTS];  // receives the codes if they are transposed
 
   FB_D Block block_of(const Tops &tops, int k, int n) const {
     if (s.source == LOOKUP) return looked_up<D>(s, r, t.row(k), t.col(k) + n);
@@ -117,7 +118,13 @@ template <class D> struct Careful {
       Codes codes{0, 0};
 #pragma unroll 1
       for (int n = 0; n < valid; n++) element(tops, k, n, D::widen(v.pick(n)), &codes);
-      if (s.encodes) store_codes(r.codes, t.row(k), t.col(k), codes, valid, stored_bits(s.encodes));
+      if (transposes(s)) {
+#pragma unroll
+        for (int j = 0; j < SLOTS; j++)
+          if (j == k) kept[j] = codes;
+      } else if (s.encodes) {
+        store_codes(r.codes, t.row(k), t.col(k), codes, valid, stored_bits(s.encodes));
+      }
       // The other threads have already added their sums for this part to the results; this thread adds its sum alone.
       if (s.stats && s.piece == VECTORS) gathering.hand_in(true, t.row(k), t.col(k));
     }

@@ -82,6 +82,7 @@ template <class D> struct Plan {
     if (apart) four_less_six.assign(size_t(block_count_rows * block_count_cols), 0);
   }
 
+  bool transposes() const { return request.operand && q.down; }
   const Cell<D> *second_source() const { return staged ? (const Cell<D> *)request.out : x; }
   Scale scale_at(const Scratch<D> &s, size_t b) const {
     return Scale{s.block_encode[b], s.block_decode[b], s.block_outer[b], s.code[b]};
@@ -128,6 +129,7 @@ template <class D> struct Plan {
   void find_scales(const Cell<D> *from, int64_t stride, int64_t height, int64_t block_row, const Tile &t,
                    Scratch<D> &s) const;
   void store_scales(int64_t block_row, const Tile &t, const Scratch<D> &s) const;
+  void store_operand_scale(int64_t block_row, int64_t block_col, uint32_t code, uint32_t decode) const;
   void spread_out(int64_t c0, int64_t c1, int64_t first, Scratch<D> &s) const;
 
   // plan_rows.h
@@ -141,7 +143,8 @@ template <class D> struct Plan {
            const Cell<D> *fetch, Tally *tallies) const;
   template <bool STOCHASTIC, Layout LAYOUT, bool WIDE>
   void code_row(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, const Tile &t, const Scratch<D> &s,
-                bool all_plain, const Cell<D> *fetch) const;
+                bool all_plain, const Cell<D> *fetch, uint16_t *codes) const;
+  void store_codes(const uint16_t *codes, int64_t r, int64_t n, int64_t c0, int64_t c1) const;
   const Cell<D> *fetch_for(int64_t r, const Tile &t, const Tile &next) const;
   void second_walk(const Tile &t, const Tile &next, Scratch<D> &s) const;
 
@@ -165,7 +168,7 @@ template <class D> struct Plan {
   Row chosen_row() const { return q.scaling.divides() ? row_for<true>() : row_for<false>(); }
 
   typedef void (Plan::*CodeRow)(const Cell<D> *, int64_t, int64_t, int64_t, const Tile &, const Scratch<D> &, bool,
-                                const Cell<D> *) const;
+                                const Cell<D> *, uint16_t *) const;
   template <bool STOCHASTIC> CodeRow code_row_for() const {
     if (q.grid.wide) return &Plan::code_row<STOCHASTIC, UNIFORM, true>;
     switch (layout()) {

@@ -120,14 +120,13 @@ void Plan<D>::row(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, const 
   }
 }
 
-// Compute the packed codes of columns [c0, c1) of row r; used instead of `row` to encode. c0 is a multiple of 8, so its
-// code starts at a byte.
+// Compute the codes of columns [c0, c1) of row r; used instead of `row` to encode.
 template <class D>
 template <bool STOCHASTIC, Layout LAYOUT, bool WIDE>
 void Plan<D>::code_row(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, const Tile &t, const Scratch<D> &s,
-                       bool all_plain, const Cell<D> *fetch) const {
+                       bool all_plain, const Cell<D> *fetch, uint16_t *codes) const {
   const int64_t first_block = t.c0 / C;
-  uint16_t high[STOCHASTIC ? CHUNK + 2 * PIECE : 1], codes[CHUNK];
+  uint16_t high[STOCHASTIC ? CHUNK + 2 * PIECE : 1];
   Cell<D> ignored[PIECE];
   const uint64_t index = uint64_t(r * cols + c0), skipped = index % 8;
   if (STOCHASTIC) fill_high(index - skipped, c1 - c0 + int64_t(skipped), q.seed, high);
@@ -147,7 +146,18 @@ void Plan<D>::code_row(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, c
     if (!plain) carefully(in, r, c, n, first_block, s, ignored, codes + (c - c0), nullptr);
     c = stop;
   }
+}
+
+// Store the codes of columns [c0, c1) of n rows from r on, which are CHUNK apart; n is 1, unless an operand is
+// transposed. The first column, or if the operand is transposed the first row, is a multiple of 8, so its code starts
+// at a byte.
+template <class D>
+void Plan<D>::store_codes(const uint16_t *codes, int64_t r, int64_t n, int64_t c0, int64_t c1) const {
   const int width = stored_bits(int(request.code_bits));
+  if (transposes()) {
+    const int64_t stride = (rows * width + 7) / 8;
+    return pack_transposed(codes, n, c1 - c0, width, request.codes + c0 * stride + r * width / 8, stride);
+  }
   pack(codes, c1 - c0, width, request.codes + r * ((cols * width + 7) / 8) + c0 / 8 * width);
 }
 
@@ -169,6 +179,7 @@ template <class D> void Plan<D>::second_walk(const Tile &t, const Tile &next, Sc
   std::vector<Tally> tallies(request.tally ? size_t((t.c1 - 1) / TC - first_tally + 1) : 0);
   Row run_row = chosen_row();
   CodeRow run_code_row = chosen_code_row();
+  uint16_t codes[GROUP * CHUNK];
   for (int64_t r = t.r0; r < t.r1;) {
     int64_t block_row = r / R, block_end = std::min(t.r1, (block_row + 1) * R);
     find_scales(from + (r - t.r0) * stride, stride, block_end - r, block_row, t, s);
@@ -182,10 +193,13 @@ template <class D> void Plan<D>::second_walk(const Tile &t, const Tile &next, Sc
       for (int64_t c0 = t.c0; c0 < t.c1; c0 += chunk) {
         int64_t c1 = std::min(t.c1, c0 + chunk);
         if (layout() != UNIFORM) spread_out(c0, c1, t.c0 / C, s);
+        const int64_t together = transposes() ? GROUP : 1;
         for (int64_t k = r; k < end; k++) {
           const Cell<D> *line = from + (k - t.r0) * stride;
           if (request.codes) {
-            (this->*run_code_row)(line, k, c0, c1, t, s, all_plain, fetch_for(k, t, next));
+            const int64_t before = (k - r) % together, n = before + 1;
+            (this->*run_code_row)(line, k, c0, c1, t, s, all_plain, fetch_for(k, t, next), codes + before * CHUNK);
+            if (n == together || k + 1 == end) store_codes(codes, k - before, n, c0, c1);
           } else {
             (this->*run_row)(line, k, c0, c1, t, s, all_plain, fetch_for(k, t, next), tallies.data());
           }

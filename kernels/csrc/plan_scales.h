@@ -218,15 +218,31 @@ void Plan<D>::find_scales(const Cell<D> *from, int64_t stride, int64_t height, i
 }
 
 template <class D> void Plan<D>::store_scales(int64_t block_row, const Tile &t, const Scratch<D> &s) const {
-  const int64_t first = block_row * block_count_cols + t.c0 / C;
   for (size_t b = 0; b < s.code.size(); b++) {
-    const uint32_t code = s.care[b] == POISONED ? q.scaling.nan_code : s.code[b];
-    if (q.scaling.kind == FLOAT) {
-      ((uint32_t *)request.scales)[first + int64_t(b)] = code;
+    const int64_t block_col = t.c0 / C + int64_t(b), at = block_row * block_count_cols + block_col;
+    const bool poisoned = s.care[b] == POISONED;
+    const uint32_t code = poisoned ? q.scaling.nan_code : s.code[b];
+    if (request.operand) {
+      store_operand_scale(block_row, block_col, code, poisoned ? code : bits(s.block_decode[b]));
+    } else if (q.scaling.kind == FLOAT) {
+      ((uint32_t *)request.scales)[at] = code;
     } else {
-      ((uint8_t *)request.scales)[first + int64_t(b)] = uint8_t(code);
+      ((uint8_t *)request.scales)[at] = uint8_t(code);
     }
   }
+}
+
+// Store the scale of a block of an operand: `decode` if it is FP32, otherwise `code`, for each line of the block.
+template <class D>
+void Plan<D>::store_operand_scale(int64_t block_row, int64_t block_col, uint32_t code, uint32_t decode) const {
+  const int64_t across = q.down ? block_col : block_row, along = q.down ? block_row : block_col;
+  const int64_t tall = q.down ? C : R, lines = q.down ? cols : rows;
+  if (q.scaling.kind == FLOAT) {
+    ((uint32_t *)request.scales)[across * request.line_stride + along * request.block_stride] = decode;
+    return;
+  }
+  for (int64_t line = across * tall; line < std::min(lines, (across + 1) * tall); line++)
+    ((uint8_t *)request.scales)[swizzled(line, along, request.block_stride)] = uint8_t(code);
 }
 
 // Expand the scales of blocks to one scale for every 16 columns, or for each column, of [c0, c1). first: the block of

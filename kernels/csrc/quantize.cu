@@ -21,6 +21,7 @@ FB_D void convert_tile(const Spec &s, const Request &r, const Tile &t, Vector<D>
   bool by_element = s.piece == ELEMENTS && (s.stats || s.skips);
   uint32_t careful = 0, ready = 0;  // one bit per slot
   Block blocks[WIDTH] = {};         // may stay empty for slots beyond the matrix
+  Codes kept[SLOTS] = {};           // the codes of each slot if they are transposed
 #pragma unroll
   for (int k = 0; k < SLOTS; k++) {
     bool inside = t.valid(k) > 0, plain = true;
@@ -51,6 +52,8 @@ FB_D void convert_tile(const Spec &s, const Request &r, const Tile &t, Vector<D>
           const int row = t.row(k) < t.rows ? t.row(k) : t.rows - 1,
                     col = t.col(k) + i < t.cols ? t.col(k) + i : t.cols - 1;
           blocks[i] = known<D>(s, r, amax[k][i], row, col);
+          if (s.operand && s.scaling.kind != FLOAT)
+            store_line_scales(s, r, blocks[i], t, t.row(k), t.col(k) + i, split.rows, split.cols);
           if (s.encodes && t.valid(k) > i) store_scale(s, r, blocks[i], t.row(k), t.col(k) + i);
         }
     }
@@ -66,7 +69,11 @@ FB_D void convert_tile(const Spec &s, const Request &r, const Tile &t, Vector<D>
         done = s.grid.wide
                    ? quickly<D, true>(s, x[k], blocks, split, t.index(k), r.key(s), &y, &codes, &gathering.sum)
                    : quickly<D, false>(s, x[k], blocks, split, t.index(k), r.key(s), &y, &codes, &gathering.sum);
-        if (done && s.encodes) store_codes(r.codes, t.row(k), t.col(k), codes, t.valid(k), stored_bits(s.encodes));
+        if (done && transposes(s)) {
+          kept[k] = codes;
+        } else if (done && s.encodes) {
+          store_codes(r.codes, t.row(k), t.col(k), codes, t.valid(k), stored_bits(s.encodes));
+        }
         if (done && !s.encodes) x[k] = y, ready |= 1u << k;
       }
       if (!done) careful |= 1u << k;
@@ -74,7 +81,8 @@ FB_D void convert_tile(const Spec &s, const Request &r, const Tile &t, Vector<D>
     if (s.stats) gathering.after_vector(k);
   }
   if (r.out) store<D>(r.out, t, x, ready);
-  if (careful) Careful<D>{s, r, t, x, amax, gathering}.all(careful);
+  if (careful) Careful<D>{s, r, t, x, amax, gathering, kept}.all(careful);
+  if (transposes(s)) store_transposed(r.codes, t, kept, stored_bits(s.encodes));
   if (s.stats) gathering.after_all();
 }
 

@@ -37,6 +37,8 @@ struct Request {
   void *scales;                    // with codes: one per block, float32 for amax, otherwise bytes; null: naive cast
   uint32_t *group_scales;          // with codes: float32 bits, one per group
   uint32_t code_bits, nan_code, inf_code;
+  int32_t operand;                    // with codes: 1 if codes and scales are those of an operand (packing.py)
+  int64_t line_stride, block_stride;  // with operand: the places of scales
 };
 struct Stored {  // the tensor to decode
   Quant quant;

@@ -125,6 +125,11 @@ FB_HD float stored_scale(const Scaling &s, uint32_t code) {
   }
   return code == s.nan_code ? value(NAN_BITS) : power_of_two(int(code) - 127);
 }
+// Return the place of the scale of a line and a block along the sum in swizzled memory, with `across` tiles of 512
+// bytes side by side (packing.py).
+FB_HD int64_t swizzled(int64_t line, int64_t block, int64_t across) {
+  return (line / 128 * across + block / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + block % 4;
+}
 // Limit y, the restored value of the grid value q, to the range of the dtype D before it is narrowed. A finite q gives
 // a finite result; NaN stays NaN.
 template <class D> FB_HD float within(float y, float q) {

@@ -35,6 +35,7 @@ struct Spec {
   int32_t block_rows, block_cols;  // ON_CHIP: powers of two; rows and columns as in memory
   int32_t stats, skips;            // 1: statistics are counted; 1: `skip` is given
   int32_t encodes;                 // the number of bits of a code; 0: the output is values
+  int32_t operand;                 // 1: codes and scales are those of an operand (packing.py), transposed if `down`
   int32_t piece, block_piece;      // the Piece for the parts of statistics and skip; the Piece for blocks (not ON_CHIP)
   int32_t replayed;                // what the kernel of a CUDA graph reads from memory: seed (1), signs (2), both (3)
 };
@@ -72,6 +73,7 @@ struct Request {           // for one quantizer
   Signs signs;
   Parts parts, blocks;  // for statistics and skip; not ON_CHIP: the blocks
   uint32_t nan_code, inf_code;
+  int32_t line_stride, block_stride;  // with operand: the places of scales
 
   FB_D uint64_t key(const Spec &s) const { return s.replayed & 1 ? seed + *seed_offset : seed; }
   FB_D uint32_t negative(const Spec &s, int word) const {
@@ -127,6 +129,9 @@ FB_D constexpr int least_ctas(bool quantizes = true) {
   return threads > shape().threads ? threads / shape().threads : 1;
 }
 #endif
+
+// True if the codes of a matrix's columns lie one after the other in memory.
+FB_D bool transposes(const Spec &s) { return s.operand && s.down; }
 
 FB_D int group_index(const Spec &s, int block_row, int block_col) {
   return !s.group_by_row ? 0 : s.down ? block_col : block_row;

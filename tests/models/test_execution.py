@@ -1,17 +1,19 @@
-"""Test recipes with `execute: fp8`: results close to those of the emulation, refused recipes, copies of layers."""
+"""Test recipes with `execute`: results close to the emulation's, refused recipes and devices, copies of layers."""
 
 from __future__ import annotations
 
 import copy
 import pickle
+from itertools import product
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fewbits.kernels.fp8_products import Fp8Operand, encode_fp8, scaled_product
-from fewbits.models.execution import check_tokens
+from fewbits.kernels.scaled_products import FORMS, ScaledOperand, encode_operands, form_of, scaled_product
+from fewbits.models.execution import Executor, check_tokens
+from fewbits.models.layer_table import layer_table
 from fewbits.models.observer import Observer, ObserverConfig
 from fewbits.models.quantize import Quantization, quantize
 from fewbits.models.quantized_linear import QuantizedLinear
@@ -20,14 +22,28 @@ from tests.models.quantized import linear, normal, recipe
 
 CHANNEL, TENSOR, ROUNDED = "e4m3:channel:amax", "e4m3:tensor:amax", "e4m3:channel:amax:stochastic"
 U = 2.0**-8  # the largest relative error of rounding to BF16
+DEEPSEEK = {
+    "fprop": {"x": "e4m3:1x128:amax", "w": "e4m3:128x128:amax"},
+    "dgrad": {"dy": "e4m3:1x128:amax", "w": "same"},
+    "wgrad": {"dy": "e4m3:1x128:amax", "x": "e4m3:1x128:amax", "output": "fp32"},
+}
+NVFP4 = {
+    "fprop": {"x": "e2m1:1x16:nvfp4", "w": "e2m1:16x16:nvfp4"},
+    "dgrad": {"dy": "e2m1:1x16:nvfp4:stochastic", "w": "e2m1:16x16:nvfp4"},
+    "wgrad": {"dy": "e2m1:1x16:nvfp4:stochastic:rht16:signs=each", "x": "e2m1:1x16:nvfp4:rht16:signs=each"},
+}
+MXFP8 = "e4m3:1x32:e8m0"
 
 
-def pair(spec: Recipe, *, bias: bool = False, keep_weights: bool = True) -> list[QuantizedLinear]:
-    """Return two layers with equal parameters: one with `execute: fp8`, and one that emulates the recipe."""
+def pair(
+    spec: Recipe, *, bias: bool = False, keep_weights: bool = True, sizes: tuple[int, int] = (64, 48)
+) -> list[QuantizedLinear]:
+    """Return two layers with equal parameters: one whose GEMMs are executed, and one that emulates the recipe."""
     layers = []
-    for execute in ("fp8", "emulate"):
+    kind = next(FORMS[str(form_of(slot.spec))].kind for slot in spec.operands.values() if slot.spec)
+    for execute in (kind, "emulate"):
         own = Recipe.from_dict({**spec.to_dict(), "execute": execute})
-        model = nn.Sequential(linear(64, 48, bias=bias))
+        model = nn.Sequential(linear(*sizes, bias=bias))
         layers += quantize(model, own, seed=3, keep_weights=keep_weights).layers
     return layers
 
@@ -68,12 +84,28 @@ def test_outputs_and_gradients_are_those_of_the_emulation_within_the_rounding_of
     assert not torch.equal(results[0][0], results[0][1])
 
 
-def test_the_forward_product_reads_codes_and_scales_as_encode_returns_them() -> None:
+@pytest.mark.parametrize(
+    "spec", [recipe(MXFP8), Recipe.from_dict(DEEPSEEK), Recipe.from_dict(NVFP4)], ids=["mxfp8", "blocks", "nvfp4"]
+)
+def test_products_of_block_formats_are_those_of_the_emulated_operands(spec: Recipe) -> None:
+    """Check all three GEMMs with the same seeds: only sums, and roundings of FP32 scales, differ."""
+    x, dy = normal(128, 256, seed=1).bfloat16(), normal(128, 128, seed=2).bfloat16()
+    executed, emulated = pair(spec, sizes=(256, 128))
+    results = list(zip(step(executed, x, dy), step(emulated, x, dy), strict=True))
+    w = executed.weight.detach().abs()
+    sizes = x.float().abs() @ w.t(), dy.float().abs() @ w, dy.float().abs().t() @ x.float().abs()
+    assert executed.plans[0].executed == {"fprop", "dgrad", "wgrad"}
+    for (ours, theirs), size in zip(results, sizes, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert ((ours.float() - theirs.float()).abs() <= 6 * U * size).all()
+
+
+def test_the_forward_product_reads_codes_and_scales_as_they_are_encoded() -> None:
     executed, _ = pair(recipe(CHANNEL))
     x = normal(32, 64, seed=1).bfloat16()
-    w = encode_fp8(executed.weight.detach().bfloat16(), CHANNEL, -1, 0)
-    assert torch.equal(executed(x), scaled_product(encode_fp8(x, CHANNEL, -1, 0), w.t(), torch.bfloat16))
-    assert isinstance(executed._weights.values[0], Fp8Operand)  # type: ignore[union-attr]
+    a, b = (encode_operands(t, (CHANNEL, -1, 0))[0] for t in (x, executed.weight.detach().bfloat16()))
+    assert torch.equal(executed(x), scaled_product(a, b, torch.bfloat16))
+    assert isinstance(executed._weights.values[0], ScaledOperand)  # type: ignore[union-attr]
 
 
 def test_weights_that_are_not_kept_and_recomputed_blocks_give_the_same_bits() -> None:
@@ -116,6 +148,8 @@ def test_statistics_are_those_of_the_emulation() -> None:
         ({"fprop": {"x": CHANNEL, "w": "e5m2:channel:amax"}}, "fprop.w is e5m2:channel:amax"),
         ({"fprop": {"x": CHANNEL}}, "fprop.w is high"),
         ({"fprop": {"x": CHANNEL, "w": "e4m3:tensor:gam"}}, "fprop.w is e4m3:tensor:gam"),
+        ({"fprop": {"x": "e4m3:1x128:amax", "w": CHANNEL}}, "e4m3:1x128:amax and e4m3:channel:amax"),
+        ({"fprop": {"x": "e2m1:1x16:nvfp4", "w": "e2m1:1x16:nvfp4"}}, "fprop.x is e2m1:1x16:nvfp4"),
         ({"fprop": {"x": CHANNEL, "w": CHANNEL}, "dgrad": {"dy": CHANNEL, "w": "same"}}, "dgrad.w is `same`"),
         ({"fprop": {"x": f"{CHANNEL} @ error<0.1 | bf16", "w": CHANNEL}}, "fprop.x is e4m3:channel:amax @"),
         ({"fprop": {"x": CHANNEL, "w": CHANNEL}, "switch": {"at": 0.5, "to": "e5m2:tensor:amax"}}, "e5m2:tensor:amax"),
@@ -129,7 +163,7 @@ def test_other_operands_are_refused_at_set_up_by_layer_slot_and_quantizer(slots:
     message = str(refusal.value)
     assert "blocks.0.up" in message
     assert named in message
-    assert "e4m3 with block tensor or channel and scaling amax" in message or "its own quantizer" in message
+    assert any(text in message for text in ("valid in fp8", "its own quantizer", "torch has no product"))
     assert "\n" not in message
 
 
@@ -137,6 +171,8 @@ def test_layers_and_micro_batches_of_other_sizes_are_refused_at_set_up() -> None
     with pytest.raises(ValueError, match=r"48x40.*multiples of 16"):
         quantize(nn.Sequential(linear(40, 48)), recipe(CHANNEL, execute="fp8"))
     check_tokens(recipe(CHANNEL), 40)
+    with pytest.raises(ValueError, match=r"192 tokens.*multiple of 128"):
+        check_tokens(Recipe.from_dict({**DEEPSEEK, "execute": "fp8"}), 192)
     switched = Recipe.from_dict({"execute": "fp8", "switch": {"at": 0.5, "passes": "backward", "to": CHANNEL}})
     for spec in (recipe(CHANNEL, execute="fp8"), switched):
         check_tokens(spec, 64)
@@ -163,3 +199,68 @@ def test_executed_runs_have_a_label_of_their_own() -> None:
     assert emulated.label == "mine"
     assert executed.label != emulated.label
     assert isinstance(quantize(nn.Sequential(linear(64, 48)), executed), Quantization)
+
+
+GPUS = {
+    name: Executor(name, at) for name, at in (("A100", (8, 0)), ("L40", (8, 9)), ("H100", (9, 0)), ("B200", (10, 0)))
+}
+BLOCKS, KINDS = (
+    Recipe.from_dict(DEEPSEEK),
+    {"fp8": recipe(CHANNEL), "mxfp8": recipe(MXFP8), "nvfp4": Recipe.from_dict(NVFP4)},
+)
+
+
+@pytest.mark.parametrize(("gpu", "kind"), list(product(GPUS, KINDS)))
+def test_a_kind_of_product_is_executed_where_the_device_has_it_and_refused_elsewhere(
+    gpu: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check `execute` by name, which refuses a device in one line, and `auto`, which says why GEMMs are emulated."""
+    monkeypatch.setattr(Executor, "of", lambda device, execute: GPUS[gpu])
+    has = kind in {"A100": (), "L40": ("fp8",), "H100": ("fp8",), "B200": ("fp8", "mxfp8", "nvfp4")}[gpu]
+    spec = KINDS[kind].to_dict()
+    if has:
+        quantize(nn.Sequential(linear(64, 64)), Recipe.from_dict({**spec, "execute": kind}))
+    else:
+        with pytest.raises(
+            ValueError, match=rf"^execute {kind}: layer 0: fprop: {gpu} \(compute.* has no {kind} product.*emulate$"
+        ):
+            quantize(nn.Sequential(linear(64, 64)), Recipe.from_dict({**spec, "execute": kind}))
+    model = nn.Sequential(linear(64, 64))
+    quantization = quantize(model, Recipe.from_dict({**spec, "execute": "auto"}))
+    assert quantization.layers[0].plans[0].executed == ({"fprop", "dgrad", "wgrad"} if has else set())
+    assert ("fprop, dgrad, wgrad executed" in quantization.execution) == has
+    assert (f"has no {kind} product" in quantization.execution) == (not has)
+    assert layer_table(model)["execute"].tolist() == [quantization.execution]
+
+
+def test_auto_executes_the_gemms_that_can_be_executed_and_names_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, spec = nn.Sequential(linear(128, 128), linear(128, 72)), {**DEEPSEEK, "wgrad": {"dy": "bf16", "x": "bf16"}}
+    auto = Recipe.from_dict({**spec, "execute": "auto"})
+    text = quantize(copy.deepcopy(model), auto).execution
+    assert text.startswith("execute auto on cpu: fprop, dgrad, wgrad of 2 layers emulated (a CPU has no")
+    monkeypatch.setattr(Executor, "of", lambda device, execute: GPUS["H100"])
+    quantization = quantize(model, auto)
+    assert [layer.plans[0].executed for layer in quantization.layers] == [{"fprop", "dgrad"}, set()]
+    for part in ("fprop, dgrad of 1 layers executed", "the layer is 72x128", "wgrad.dy is bf16"):
+        assert part in quantization.execution
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [*KINDS, "blocks"])
+def test_training_on_a_gpu_that_executes_stays_with_the_emulation(kind: str) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU here")
+    spec = BLOCKS if kind == "blocks" else KINDS[kind]
+    x, dy = normal(256, 512, seed=1).bfloat16().cuda(), normal(256, 384, seed=2).bfloat16().cuda()
+    results = []
+    for execute in ("auto", "emulate"):
+        quantization = quantize(
+            nn.Sequential(linear(512, 384)).cuda(), Recipe.from_dict({**spec.to_dict(), "execute": execute})
+        )
+        results.append(step(quantization.layers[0], x, dy))
+        if execute == "auto" and not quantization.layers[0].plans[0].executed:
+            pytest.skip(quantization.execution)
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(
+            ours.float(), theirs.float(), rtol=0.05, atol=float(theirs.float().abs().max()) * 0.01
+        )

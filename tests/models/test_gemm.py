@@ -18,7 +18,7 @@ def operands(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_float32_result_keeps_what_its_operands_hold(dtype: torch.dtype) -> None:
     dy, x = operands(dtype)
-    got = product(dy.t(), x, torch.float32)
+    got = product("wgrad", dy, x, torch.float32)
     assert got.dtype == torch.float32
     bound = 2000 * 2.0**-24 * (dy.double().abs().t() @ x.double().abs())
     assert bool(((got.double() - dy.double().t() @ x.double()).abs() <= 1.01 * bound).all())
@@ -26,9 +26,9 @@ def test_a_float32_result_keeps_what_its_operands_hold(dtype: torch.dtype) -> No
 
 def test_a_result_in_the_operands_dtype_is_torchs() -> None:
     dy, x = operands(torch.bfloat16)
-    assert torch.equal(product(dy.t(), x, torch.bfloat16), dy.t() @ x)
+    assert torch.equal(product("wgrad", dy, x, torch.bfloat16), dy.t() @ x)
 
 
 def test_another_dtype_is_rounded_once_from_float32() -> None:
     dy, x = operands(torch.float32)
-    assert torch.equal(product(dy.t(), x, torch.bfloat16), product(dy.t(), x, torch.float32).bfloat16())
+    assert torch.equal(product("wgrad", dy, x, torch.bfloat16), product("wgrad", dy, x, torch.float32).bfloat16())

@@ -140,7 +140,7 @@ def test_the_three_gemms_read_what_the_recipe_says(
     assert torch.equal(grad_of(x), products.matmul(q["dgrad.dy"], q["dgrad.w"]).view_as(x))
     assert grad_of(layer.weight).dtype == torch.float32
     assert torch.equal(
-        grad_of(layer.weight), product(q["wgrad.dy"].t(), q["wgrad.x"], OUTPUTS[output] or dtype).float()
+        grad_of(layer.weight), product("wgrad", q["wgrad.dy"], q["wgrad.x"], OUTPUTS[output] or dtype).float()
     )
     assert torch.equal(grad_of(layer.bias), dy_rows.sum(0).float())
 

@@ -25,6 +25,8 @@ class Request(ctypes.Structure):
         ("blocks", Parts),
         ("nan_code", ctypes.c_uint32),
         ("inf_code", ctypes.c_uint32),
+        ("line_stride", ctypes.c_int32),
+        ("block_stride", ctypes.c_int32),
     ]
 
 

@@ -98,7 +98,7 @@ class Device(Compiled):
             every_address |= out
             addresses.append((out, skip, codes, scales, groups, *changes))
             name = job.q.spelling if job.q.hadamard is None else without_signs(job.q.spelling)
-            wanted = bool(out), job.counted, bool(skip), bool(codes), codes & 15
+            wanted = bool(out), job.counted, bool(skip), bool(codes), codes & 15, job.operand
             key += (name, job.axis, job.partition, job.inverse, wanted, job.replayed)
         aligned = every_address & 15 == 0
         key.append(aligned)

@@ -44,6 +44,7 @@ from fewbits.kernels.backends.gpu.variants import (
     spec_of,
 )
 from fewbits.kernels.backends.protocol import ABSENT, COUNTS
+from fewbits.kernels.packing import operand_layout
 from fewbits.kernels.quantizer import parts_of
 
 # The fields of a Request from `out` to `sign_changes`: four addresses, the packed codes, five addresses, the seed, two
@@ -133,7 +134,9 @@ def prepare(launcher: Launcher, x: Tensor, jobs: tuple[Job, ...], aligned: bool)
 def _shape_for(x: Tensor, jobs: tuple[Job, ...], in_strips: bool) -> Shape:
     if in_strips:
         return strip_shape(x)
-    return fitting_shape(x, jobs[0].q, jobs[0].axis) if len(jobs) == 1 else usual_shape(x)
+    shape = fitting_shape(x, jobs[0].q, jobs[0].axis) if len(jobs) == 1 else usual_shape(x)
+    # The codes of a thread's rows are transposed together, which a tile of one row does not have.
+    return usual_shape(x) if shape.along and jobs[0].operand and jobs[0].axis == 0 else shape
 
 
 @lru_cache(maxsize=4096)
@@ -158,10 +161,10 @@ def _passes(launcher: Launcher, x: Tensor, jobs: tuple[Job, ...], specs: tuple[S
     measured = any(spec.source == LOOKUP or row.groups for spec, row in zip(specs, traits, strict=True))
     if measured:
         grouped = any(spec.source == LOOKUP and row.groups for spec, row in zip(specs, traits, strict=True))
-        measure = kernel("measure", stochastic=0, stats=0, skips=0, encodes=0, piece=0)
+        measure = kernel("measure", stochastic=0, stats=0, skips=0, encodes=0, operand=0, piece=0)
         passes.append(Pass(measure, 0, grouped))
     if any(spec.source == LOOKUP and row.compares for spec, row in zip(specs, traits, strict=True)):
-        passes.append(Pass(kernel("weigh", stats=0, skips=0, encodes=0, piece=0), 0, False))
+        passes.append(Pass(kernel("weigh", stats=0, skips=0, encodes=0, operand=0, piece=0), 0, False))
     return [*passes, Pass(kernel("quantize"), int(measured), False)]
 
 
@@ -184,6 +187,7 @@ def _spec_for(job: Job, x: Tensor, shape: Shape, in_strips: bool) -> Spec:
         stats=int(job.counted),
         skips=int(job.skip is not ABSENT),
         encodes=job.q.format.bits if job.stored else 0,
+        operand=int(job.operand),
         piece=parts_in(x, job.partition or (MOST, MOST), shape)[0] if counted else 0,
         block_piece=block_piece,
         replayed=job.replayed,
@@ -200,6 +204,9 @@ def _fill(request: Request, x: Tensor, job: Job, shape: Shape) -> None:
     if job.stored:
         request.codes = packed_at(job.stored[0], job.q)
         request.nan_code, request.inf_code = nan_code(job.q.format), inf_code(job.q.format)
+    if job.operand:
+        places = operand_layout(job.q, job.axis, *x.shape)
+        request.line_stride, request.block_stride = places.line_stride, places.block_stride
 
 
 def _block(x: Tensor, job: Job) -> tuple[int, int]:

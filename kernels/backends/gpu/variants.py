@@ -49,6 +49,7 @@ class Spec(NamedTuple):
     stats: int = 0
     skips: int = 0
     encodes: int = 0
+    operand: int = 0
     piece: int = 0
     block_piece: int = 0
     replayed: int = 0

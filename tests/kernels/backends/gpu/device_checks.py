@@ -16,6 +16,7 @@ from fewbits.kernels.reference.elements import largest
 from fewbits.kernels.reference.noise import uniform
 from fewbits.kernels.reference.rounding import four_over_six, round_with
 from fewbits.kernels.reference.scales import choose_scales
+from fewbits.kernels.scaled_products import form_of
 from tests.kernels.inputs import assert_same, generator
 
 BESIDE = 16  # elements before and after a result whose values must not change
@@ -58,6 +59,13 @@ class Checks:
             there = self.backend.encode(self.place(x), q, axis, seed)
             for what, a, b in zip(("codes", "scales", "groups"), there, stored, strict=True):
                 assert_same(a.cpu(), b, f"{what} of {case}")
+            if form_of(q):
+                of = ((q, axis, seed), (q, -1 - axis, seed))[: 1 + seed % 2]
+                for one, other in zip(
+                    self.backend.encode_operands(self.place(x), *of), reference.encode_operands(x, *of), strict=True
+                ):
+                    for what, a, b in zip(("codes", "scales", "groups"), one, other, strict=True):
+                        assert_same(a.cpu(), b, f"{what} of the operand of {case}")
             self.decoding(stored, q, axis, x.shape[1], x.dtype)
 
     def decoding(

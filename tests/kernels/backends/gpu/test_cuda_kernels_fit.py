@@ -45,6 +45,10 @@ def encode(text: str) -> Ask:
     return lambda device, x: device.encode(x, Quantizer.parse(text), -1, 1)
 
 
+def operands(*of: tuple[str, int]) -> Ask:
+    return lambda device, x: device.encode_operands(x, *((Quantizer.parse(text), axis, 1) for text, axis in of))
+
+
 def decode(text: str, axis: int = -1) -> Ask:
     q = Quantizer.parse(text)
     return lambda device, x: device.decode(
@@ -165,6 +169,18 @@ CLASSES: dict[str, tuple[Ask, torch.dtype, tuple[int, int]]] = {
     "encode, e3m2, 1x32, mx": (encode("e3m2:1x32:mx"), FP16, USUAL),
     "encode, bf16": (encode("bf16:stochastic"), FP32, USUAL),
     "encode, overflow to inf": (encode("e5m2:tensor:amax:overflow=inf"), BF16, USUAL),
+    "operands, nvfp4, both axes": (
+        operands(("e2m1:1x16:nvfp4", -1), ("e2m1:1x16:nvfp4:stochastic:rht16", 0)),
+        BF16,
+        USUAL,
+    ),
+    "operands, nvfp4 16x16, both axes": (operands(("e2m1:16x16:nvfp4", -1), ("e2m1:16x16:nvfp4", 0)), BF16, USUAL),
+    "operands, mxfp8, both axes": (operands(("e4m3:1x32:e8m0", -1), ("e4m3:1x32:e8m0", 0)), BF16, (200, 136)),
+    "operands, 1x128 down": (operands(("e4m3:1x128:amax", 0)), BF16, USUAL),
+    "operands, 128x128, both axes": (operands(("e4m3:128x128:amax", -1), ("e4m3:128x128:amax", 0)), FP32, USUAL),
+    "operands, channels, both axes": (operands(("e4m3:channel:amax", -1), ("e4m3:channel:amax", 0)), BF16, USUAL),
+    "operands, channel down, many rows": (operands(("e4m3:channel:amax:stochastic", 0)), BF16, (4096, 1024)),
+    "operands, eden, both axes": (operands(("e2m1:1x16:eden:rht128", -1), ("e2m1:1x16:eden:rht128", 0)), FP32, USUAL),
     "decode, nvfp4": (decode("e2m1:1x16:nvfp4"), BF16, USUAL),
     "decode, nvfp4 down, fp32": (decode("e2m1:1x16:nvfp4", axis=0), FP32, USUAL),
     "decode, e4m3, 128x128, gam": (decode("e4m3:128x128:gam"), BF16, USUAL),
@@ -243,6 +259,8 @@ OF_EACH_KIND = (
     "fouroversix, stochastic, rht16",
     "eden, rht128 down",
     "encode, nvfp4, stochastic, rht16",
+    "operands, nvfp4, both axes",
+    "operands, eden, both axes",
     "encode, e5m2, channel, fp32",
     "encode, e2m3, 1x32, mx",
     "encode, e3m2, 1x32, mx",
