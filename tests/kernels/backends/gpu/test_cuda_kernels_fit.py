@@ -46,7 +46,8 @@ def encode(text: str) -> Ask:
 
 
 def operands(*of: tuple[str, int]) -> Ask:
-    return lambda device, x: device.encode_operands(x, *((Quantizer.parse(text), axis, 1) for text, axis in of))
+    jobs = [(Quantizer.parse(text), axis, 1) for text, axis in of]
+    return lambda device, x: tuple(tensor for stored in device.encode_operands(x, *jobs) for tensor in stored)
 
 
 def decode(text: str, axis: int = -1) -> Ask:
@@ -177,7 +178,7 @@ CLASSES: dict[str, tuple[Ask, torch.dtype, tuple[int, int]]] = {
     "operands, nvfp4 16x16, both axes": (operands(("e2m1:16x16:nvfp4", -1), ("e2m1:16x16:nvfp4", 0)), BF16, USUAL),
     "operands, mxfp8, both axes": (operands(("e4m3:1x32:e8m0", -1), ("e4m3:1x32:e8m0", 0)), BF16, (200, 136)),
     "operands, 1x128 down": (operands(("e4m3:1x128:amax", 0)), BF16, USUAL),
-    "operands, 128x128, both axes": (operands(("e4m3:128x128:amax", -1), ("e4m3:128x128:amax", 0)), FP32, USUAL),
+    "operands, both axes, 128x128": (operands(("e4m3:128x128:amax", -1), ("e4m3:128x128:amax", 0)), FP32, USUAL),
     "operands, channels, both axes": (operands(("e4m3:channel:amax", -1), ("e4m3:channel:amax", 0)), BF16, USUAL),
     "operands, channel down, many rows": (operands(("e4m3:channel:amax:stochastic", 0)), BF16, (4096, 1024)),
     "operands, eden, both axes": (operands(("e2m1:1x16:eden:rht128", -1), ("e2m1:1x16:eden:rht128", 0)), FP32, USUAL),
