@@ -6,7 +6,6 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -120,11 +119,13 @@ def check_device(kind: str) -> None:
             raise ValueError(f"runtime.device cuda: {complaint}; FEWBITS_BACKEND=reference is slow but works")
 
 
-def copied(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:
-    """Return copies of host tensors on the device; on a GPU the host does not wait until they are copied."""
-    if device.type != "cuda":
-        return [tensor.to(device) for tensor in tensors]
-    return [tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors]
+def copy(values: Tensor, to: torch.device | Tensor) -> Tensor:
+    """Copy a host tensor to a device, or into a tensor there; the host does not wait until a GPU has copied it."""
+    device = to.device if isinstance(to, Tensor) else to
+    source = values.pin_memory() if device.type == "cuda" else values
+    if isinstance(to, Tensor):
+        return to.copy_(source, non_blocking=True)
+    return source.to(device, non_blocking=True)
 
 
 def leave(world: World) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from fewbits.common.atomic import write_parquet
 from fewbits.experiments import devices
+from fewbits.experiments.captured_step import CapturedStep, captured_step
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.distributed.sharding import reshard, synchronize_gradients
 from fewbits.experiments.evaluation.evaluate import evaluate_missing, evaluate_tasks
@@ -103,12 +104,13 @@ def train(session: Session) -> dict[str, Any]:
     loss_of = _loss_module(model, trial)
     hopeless = t.blow_up * math.log(trial.model.vocab) if t.blow_up else math.inf
     peak = devices.peak_flops(world.device)
+    captured = captured_step(trial, runtime, world, state.quantization, model.parameters())
     healthy = True
 
     model.train()
     while state.step < t.steps and healthy:
         step, began = state.step, time.perf_counter()
-        row = gradients(state, trial, session.corpus, world, loss_of)
+        row = gradients(state, trial, session.corpus, world, loss_of, captured)
         healthy = _finite(row) and row["loss"] <= hopeless
         if observer is not None and (observer.due(step) or step == t.steps - 1 or not healthy):
             state.numerics += observer.rows(step, state.quantization.layers, total=world.total, greatest=world.greatest)
@@ -173,37 +175,56 @@ def train(session: Session) -> dict[str, Any]:
     return result
 
 
-def gradients(state: State, trial: Trial, corpus: Corpus, world: devices.World, loss_of: nn.Module) -> dict[str, float]:
+def gradients(
+    state: State,
+    trial: Trial,
+    corpus: Corpus,
+    world: devices.World,
+    loss_of: nn.Module,
+    captured: CapturedStep | None = None,
+) -> dict[str, float]:
     """Compute and clip the gradients of one update; return the update's row of metrics.parquet.
 
-    loss_of: a module that returns the model's mean loss for inputs and targets.
+    loss_of: a module that returns the model's mean loss for inputs and targets. captured: replays the computation.
     """
     t, quantization = trial.training, state.quantization
     accumulation = t.batch // t.micro_batch // world.ranks
     order_seed = trial.seed_for(ORDER)
-    losses, scalars = [], dict[str, Tensor]()
     text, first_step = corpus.phase_at(state.origin + state.step, t.steps)
     position = state.position - first_step * t.batch
     state.policy.begin(state.step)
-    for micro in range(accumulation):
-        first = position + (micro * world.ranks + world.rank) * t.micro_batch
-        inputs, targets = text.batch("train", first, t.micro_batch, t.length, order_seed)
-        quantization.begin(state.origin + state.step, micro, rank=world.rank, progress=state.step / t.steps)
-        if trial.model.dropout:  # so that resumed training draws the same masks
-            torch.manual_seed(trial.seed_for(DROPOUT, state.origin + state.step, micro, world.rank))
-        synchronize_gradients(state.model, t.reduce_each or micro == accumulation - 1)
-        loss = loss_of(*devices.copied((inputs, targets), world.device))
-        losses.append(loss.detach())
-        loss = loss / accumulation
-        if micro == 0 and (penalty := state.penalty()) is not None:  # once for each update
-            scalars["penalty"] = penalty.detach()
-            loss = loss + penalty
-        state.policy.scaled(loss).backward()
-        state.policy.add_up()
-    scalars["loss"] = world.mean(torch.stack(losses).mean())
-    scalars["loss_max"] = world.greatest(torch.stack(losses).max())
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        for micro in range(accumulation):
+            first = position + (micro * world.ranks + world.rank) * t.micro_batch
+            yield text.batch("train", first, t.micro_batch, t.length, order_seed)
+
+    def compute(batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+        losses, scalars = [], dict[str, Tensor]()
+        for micro, (inputs, targets) in enumerate(batches):
+            quantization.begin(state.origin + state.step, micro, rank=world.rank, progress=state.step / t.steps)
+            if trial.model.dropout:  # so that resumed training draws the same masks
+                torch.manual_seed(trial.seed_for(DROPOUT, state.origin + state.step, micro, world.rank))
+            synchronize_gradients(state.model, t.reduce_each or micro == accumulation - 1)
+            loss = loss_of(inputs, targets)
+            losses.append(loss.detach())
+            loss = loss / accumulation
+            if micro == 0 and (penalty := state.penalty()) is not None:  # once for each update
+                scalars["penalty"] = penalty.detach()
+                loss = loss + penalty
+            state.policy.scaled(loss).backward()
+            state.policy.add_up()
+        scalars["loss"] = world.mean(torch.stack(losses).mean())
+        scalars["loss_max"] = world.greatest(torch.stack(losses).max())
+        return scalars
+
+    if captured is None:
+        scalars = compute((devices.copy(x, world.device), devices.copy(y, world.device)) for x, y in batches())
+    else:
+        switched = quantization.is_switched(state.step / t.steps)
+        scalars = captured.run(state.origin + state.step, switched, batches(), compute)
     state.policy.finish(state.step)
-    scalars["gradient_norm"] = clip_gradients(state.model.parameters(), trial.optimizer.clip)
+    scalars = scalars | {"gradient_norm": clip_gradients(state.model.parameters(), trial.optimizer.clip)}
     row = {
         "step": state.step,
         "tokens": (state.position + t.batch) * t.length,

@@ -191,11 +191,13 @@ class Runtime:
     keep_checkpoints: int = 2  # number of newest checkpoints that are kept for resuming
     keep_every: int = 0  # steps between checkpoints that are kept permanently, for branches and probes; 0: none
     keep_steps: tuple[int, ...] = ()  # further steps whose checkpoints are kept permanently
+    cuda_graph: str = "off"  # on: replay each step's passes as a CUDA graph; auto: where that is possible; off
     tracking: str = "auto"  # mlflow, none, or auto: mlflow if the store has a database, which `fewbits ui` creates
 
     def __post_init__(self) -> None:
         store_folder(self.runs)
         one_of("runtime.device", self.device, ("auto", "cpu", "cuda"))
+        one_of("runtime.cuda_graph", self.cuda_graph, ("off", "auto", "on"))
         one_of("runtime.tracking", self.tracking, TRACKING)
         for name, least in (("threads", 1), ("keep_checkpoints", 1), ("keep_every", 0)):
             at_least(f"runtime.{name}", getattr(self, name), least)

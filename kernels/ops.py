@@ -149,6 +149,10 @@ def _mix_fake(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tenso
     return _empty(x), torch.empty_like(amax, dtype=torch.int8), counts, amax
 
 
+def _observe(table: Tensor, counts: list[Tensor], choices: list[Tensor], rows: list[int]) -> None:
+    backend_for(table.device.type).observe(table, counts, choices, rows)
+
+
 def _unrotate(grad: Tensor, spec: str, axis: int) -> Tensor:
     return like(backend_for(grad.device.type).rotate(matrix(grad), Quantizer.parse(spec), axis, inverse=True), grad)
 
@@ -186,6 +190,7 @@ define(
     lambda *arguments: _mix_fake(*arguments[:-1])[1:],
 )
 define("mix(Tensor x, str spec, int axis, SymInt seed) -> (Tensor, Tensor, Tensor, Tensor)", _mix, _mix_fake)
+define("observe(Tensor(a!) table, Tensor[] counts, Tensor[] choices, int[] rows) -> ()", _observe, lambda *_: None)
 define("unrotate(Tensor grad, str spec, int axis) -> Tensor", _unrotate, lambda grad, *_: _empty(grad))
 
 

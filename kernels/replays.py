@@ -54,7 +54,8 @@ class CapturedSeeds:
         slot = self._slots.setdefault((seed, signs), len(self._slots))
         if slot == len(self._chunks) * CHUNK:
             # A captured fill with zeros would be repeated by the replay.
-            new = torch.empty if torch.cuda.is_current_stream_capturing() else torch.zeros
+            captures = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+            new = torch.empty if captures else torch.zeros
             self._chunks.append(new(CHUNK, SLOT // 8, dtype=torch.int64, device=self._device))
         return self._chunks[slot // CHUNK].data_ptr() + slot % CHUNK * SLOT
 

@@ -25,21 +25,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewbits.kernels.backends.protocol import COUNTS
+from fewbits.kernels import ops  # noqa: F401, registers the operators
+from fewbits.kernels.backends.protocol import (
+    ABSENT,
+    BINS,
+    CAPPED,
+    CHOICES,
+    ERRORS,
+    FLUSHED,
+    LARGEST,
+    LOST,
+    MEAN_ONE,
+    NONZEROS,
+    OBSERVED,
+    OBSERVED_AT_ONCE,
+    SATURATED,
+)
 from fewbits.models.networks.sharded import whole
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import SLOTS
 
-ERROR_ONE = 1 << 23  # kernels count a relative error e as the whole number e · 2²³
-MEAN_ONE = 1 << 40  # the mean error e of a micro-batch is summed as the whole number e · 2⁴⁰
-# The bounds of the histogram's bins. It counts micro-batches by their mean relative error. MoR's bins are unknown.
-BINS = np.append(np.arange(0, 0.1001, 0.005), np.inf)
-ENTRIES = 4  # counts of a mixture's choices: one per quantizer; the last includes all further quantizers
-PENDING = 512  # how many observations are kept as separate tensors before `_compact` stacks them in one tensor
 TIERS = (5, 9, 12)  # GaussWS Fig. 5: the largest bit widths at which FP8, BF16 and FP16 represent a sampled weight
-
-# The columns of the counts that the kernels return (arithmetic.md).
-_ERROR, _NONZERO, _FLUSHED, _SATURATED, _CAPPED, _NONFINITE, _LOST = range(COUNTS)
 
 
 @dataclass(frozen=True)
@@ -64,20 +70,16 @@ class Observer:
     def bind(self, layers: int) -> None:
         """Set the number of layers to observe, and discard all statistics."""
         self.layers = layers
-        self._pending: list[tuple[int, Tensor, Tensor | None]] = []
-        self._compacted: list[Tensor] = []  # each row: the counts and the choices of one observation
-        self._keys: list[int] = []  # the key (`_key`) of each row of `_compacted`
-        self._gradients: list[tuple[int, Tensor]] = []
-        self._clear()
+        self._pending: list[tuple[int, Tensor, Tensor]] = []  # rows of the table, counts, and choices or ABSENT
+        # On the device of the observations; cleared in place, because CUDA graphs write to them.
+        self._table: Tensor | None = None  # a row for each `_key`; Backend.observe describes the columns
+        self._gradient: Tensor | None = None  # per layer: the number of measurements, the sums of error and of cosine
 
     def _clear(self) -> None:
-        keys = self.layers * len(SLOTS) * 2  # 2: before and after the recipe's switch
-        self._histogram = np.zeros((keys, len(BINS) - 1), np.int64)
-        self._counts = np.zeros((keys, COUNTS), np.int64)
-        self._errors = np.zeros(keys, np.int64)  # sums of the mean errors of micro-batches
-        self._largest = np.zeros(keys)  # their maxima
-        self._choices = np.zeros((keys, ENTRIES), np.int64)
-        self._gradient = np.zeros((self.layers, 3))  # columns: number of measurements; sums of error and of cosine
+        self._pending.clear()
+        for statistics in (self._table, self._gradient):
+            if statistics is not None:
+                statistics.zero_()
 
     # ---- called by the layers
 
@@ -96,9 +98,10 @@ class Observer:
         or of each block (arithmetic.md, Statistics). choice: the index of the quantizer that a mixture chose for
         each block; None for a plain quantizer. switched: True if the recipe's `switch` has changed the quantizers.
         """
-        self._pending.append((_key(layer, SLOTS.index(slot), switched), counts, choice))
-        if len(self._pending) >= PENDING:
-            self._compact()
+        row = _key(layer, SLOTS.index(slot), switched)
+        self._pending.append((row, counts, ABSENT if choice is None else choice))
+        if len(self._pending) >= OBSERVED_AT_ONCE:
+            self.flush()
 
     def record_weight_gradient(self, layer: int, quantized: Tensor, exact: Tensor) -> None:
         """Record the relative error of a layer's weight gradient, and its cosine similarity with the exact gradient.
@@ -110,59 +113,39 @@ class Observer:
         error = torch.linalg.vector_norm(q - e) / norm
         cosine = torch.nn.functional.cosine_similarity(q.flatten(), e.flatten(), dim=0)
         measured = torch.stack((torch.ones_like(error), error, cosine.clamp(-1, 1)))  # rounding may exceed ±1
-        self._gradients.append((layer, torch.where(norm == 0, 0, measured)))  # an exact gradient of 0 is not counted
+        _, table = self._tables(e.device)
+        table[layer] += torch.where(norm == 0, 0, measured)  # an exact gradient of 0 is not counted
 
-    def _compact(self) -> None:
-        """Replace the separate tensors that calls of `record` have left in `_pending` by one tensor in `_compacted`.
+    def flush(self) -> None:
+        """Add the observations that calls of `record` have left in `_pending` to the table, on the device."""
+        if self._pending:
+            rows, counts, choices = map(list, zip(*self._pending, strict=True))
+            table, _ = self._tables(counts[0].device)
+            torch.ops.fewbits.observe(table, counts, choices, rows)
+            self._pending.clear()
 
-        The tensor stays on the device. It has a row for each call: the seven counts, summed over blocks, and how often
-        the mixture chose each of its quantizers (zeros for a plain quantizer).
+    def _tables(self, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+        """Return `_table` and `_gradient`; on this device, to which they are moved, unless it is None."""
+        if self._table is None or self._gradient is None:
+            keys = self.layers * len(SLOTS) * 2  # 2: before and after the recipe's switch
+            self._table = torch.zeros(keys, OBSERVED, dtype=torch.int64, device=device)
+            self._gradient = torch.zeros(self.layers, 3, dtype=torch.float64, device=device)
+        if device is not None and self._table.device != device:
+            self._table, self._gradient = self._table.to(device), self._gradient.to(device)
+        return self._table, self._gradient
+
+    def _read(self, values: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor, list[float]]:
+        """Return copies of the two tables on the host, and the scalar tensors `values` as numbers.
+
+        There is one transfer for everything, because each transfer waits for the device.
         """
-        if not self._pending:
-            return
-        counts = torch.stack([counts.reshape(-1, COUNTS).sum(0) for _, counts, _ in self._pending])
-        none = counts.new_zeros(ENTRIES)
-        entries = torch.arange(ENTRIES, device=counts.device)
-        choices = [none if choice is None else _count_choices(choice, entries) for _, _, choice in self._pending]
-        self._keys += [key for key, _, _ in self._pending]
-        self._compacted.append(torch.cat((counts, torch.stack(choices)), 1))
-        self._pending = []
-
-    def settle(self, values: Sequence[Tensor] = ()) -> list[float]:
-        """Add all recorded observations to the statistics of the window, and return `values` as numbers.
-
-        Observations are recorded by `record` and `record_weight_gradient`. values: other scalar tensors, which are
-        copied from the device in the same transfer as the observations, because each transfer waits for the device.
-        """
-        self._compact()
-        gradients = [values for _, values in self._gradients]
-        floats = torch.cat([v.reshape(-1).double() for v in (*gradients, *values)]) if gradients or values else None
-        integers = [rows.flatten() for rows in self._compacted]
-        everything = [*integers, *([] if floats is None else [floats.view(torch.int64)])]
-        if not everything:
-            return []
-        host = torch.cat(everything).cpu()
-        split = len(self._keys) * (COUNTS + ENTRIES)
-        rows, numbers = host[:split].view(-1, COUNTS + ENTRIES).numpy(), host[split:].view(torch.float64).numpy()
-        self._add(np.array(self._keys, np.int64), rows[:, :COUNTS], rows[:, COUNTS:])
-        for (layer, _), measured in zip(self._gradients, numbers[: 3 * len(gradients)].reshape(-1, 3), strict=True):
-            self._gradient[layer] += measured
-        self._compacted, self._keys, self._gradients = [], [], []
-        scalars: list[float] = numbers[3 * len(gradients) :].tolist()
-        return scalars
-
-    def _add(self, keys: np.ndarray, counts: np.ndarray, choices: np.ndarray) -> None:
-        """Add observations to the statistics of the window.
-
-        Observation i is keys[i] (the result of `_key`), the row counts[i], and the row choices[i], which says how often
-        a mixture chose each of its quantizers.
-        """
-        errors = counts[:, _ERROR] / ERROR_ONE / np.maximum(counts[:, _NONZERO], 1)
-        np.add.at(self._counts, keys, counts)
-        np.add.at(self._choices, keys, choices)
-        np.add.at(self._histogram, (keys, np.searchsorted(BINS, errors, side="right") - 1), 1)
-        np.add.at(self._errors, keys, np.rint(errors * MEAN_ONE).astype(np.int64))
-        np.maximum.at(self._largest, keys, errors)
+        self.flush()
+        table, gradient = self._tables(values[0].device if values else None)
+        floats = torch.cat((gradient.flatten(), *(v.reshape(1).double() for v in values)))
+        host = torch.cat((table.flatten(), floats.view(torch.int64))).cpu()
+        numbers = host[table.numel() :].view(torch.float64)
+        split = gradient.numel()
+        return host[: table.numel()].view(table.shape), numbers[:split].view(gradient.shape), numbers[split:].tolist()
 
     # ---- results
 
@@ -186,43 +169,32 @@ class Observer:
         total, greatest: return the sum and the maximum of a tensor over all ranks, which must all call this method.
         """
         measured = [_measure_weight(layer) if weights else {} for layer in layers]
-        numbers = iter(self.settle([value for values in measured for value in values.values()]))
-        for name in ("histogram", "counts", "errors", "choices", "gradient"):
-            setattr(self, f"_{name}", total(torch.from_numpy(getattr(self, f"_{name}"))).numpy())
-        self._largest = greatest(torch.from_numpy(self._largest)).numpy()
+        table, gradient, values_read = self._read([value for values in measured for value in values.values()])
+        numbers = iter(values_read)
+        largest = greatest(table[:, LARGEST].contiguous())  # before `total`, which may add in place
+        statistics = total(table).numpy()
+        statistics[:, LARGEST] = largest.numpy()
+        gradients = total(gradient).numpy()
         rows: list[dict[str, Any]] = []
         for layer, values in zip(layers, measured, strict=True):
-            rows += self._slot_rows(step, layer)
-            rows += [self._weight_row(step, layer, {name: next(numbers) for name in values})] if weights else []
+            rows += self._slot_rows(step, layer, statistics)
+            if weights:
+                own = {name: next(numbers) for name in values}
+                rows.append(self._weight_row(step, layer, own, gradients[layer.index]))
         self._clear()
         return rows
 
-    def _slot_rows(self, step: int, layer: QuantizedLinear) -> Iterator[dict[str, Any]]:
+    def _slot_rows(self, step: int, layer: QuantizedLinear, statistics: np.ndarray) -> Iterator[dict[str, Any]]:
         for switched, plan in enumerate(layer.plans):
             for i, (name, slot) in enumerate(plan.operands.items()):
-                key = _key(layer.index, i, bool(switched))
-                if self._histogram[key].any():
-                    yield self._labels(step, layer, name) | {"quantizer": str(slot.spec)} | self._statistics(key)
+                row = statistics[_key(layer.index, i, bool(switched))]
+                if row[BINS].any():
+                    yield self._labels(step, layer, name) | {"quantizer": str(slot.spec)} | _columns(row)
 
-    def _statistics(self, key: int) -> dict[str, Any]:
-        batches = int(self._histogram[key].sum())
-        nonzero = max(int(self._counts[key, _NONZERO]), 1)
-        row: dict[str, Any] = {
-            "batches": batches,
-            "error": float(self._errors[key] / MEAN_ONE / batches),
-            "error_max": float(self._largest[key]),
-            "histogram": self._histogram[key].tolist(),
-            "flushed": float(self._counts[key, _FLUSHED] / nonzero),
-            "saturated": float(self._counts[key, _SATURATED] / nonzero),
-            "capped": float(self._counts[key, _CAPPED] / nonzero),
-            "lost": int(self._counts[key, _LOST]),
-        }
-        if decisions := self._choices[key].sum():
-            row |= {f"share_{entry}": float(n / decisions) for entry, n in enumerate(self._choices[key])}
-        return row
-
-    def _weight_row(self, step: int, layer: QuantizedLinear, measured: dict[str, float]) -> dict[str, Any]:
-        times, error, cosine = self._gradient[layer.index]
+    def _weight_row(
+        self, step: int, layer: QuantizedLinear, measured: dict[str, float], gradient: np.ndarray
+    ) -> dict[str, Any]:
+        times, error, cosine = gradient
         row = self._labels(step, layer, "weight") | measured
         if times:
             row |= {"gradient_error": float(error / times), "gradient_cosine": float(cosine / times)}
@@ -234,9 +206,8 @@ class Observer:
     # ---- checkpoints
 
     def state(self) -> dict[str, Tensor]:
-        self.settle()
-        arrays = ("histogram", "counts", "errors", "largest", "choices", "gradient")
-        return {name: torch.from_numpy(getattr(self, f"_{name}").copy()) for name in arrays}
+        table, gradient, _ = self._read()
+        return {"table": table.clone(), "gradient": gradient.clone()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore a state that `state()` returned; raise ValueError if it is of another number of layers."""
@@ -246,8 +217,9 @@ class Observer:
                 f"the state to load into the observer has shapes {actual}, but an observer of {self.layers} layers "
                 f"needs {expected}: load the state of a model with as many layers"
             )
-        for name, values in state.items():
-            setattr(self, f"_{name}", values.numpy().copy())
+        self._clear()
+        for own, name in zip(self._tables(), ("table", "gradient"), strict=True):
+            own.copy_(state[name])
 
 
 def _key(layer: int, slot: int, switched: bool) -> int:
@@ -255,13 +227,23 @@ def _key(layer: int, slot: int, switched: bool) -> int:
     return (layer * len(SLOTS) + slot) * 2 + switched
 
 
-def _count_choices(choice: Tensor, entries: Tensor) -> Tensor:
-    """Return for how many blocks a mixture chose each quantizer; the last count includes all further quantizers.
-
-    choice: the index of the quantizer that the mixture chose for each block. entries: the indices 0 … ENTRIES − 1.
-    torch.bincount is not used, because it makes the host wait for the device.
-    """
-    return (choice.reshape(-1, 1).clamp(max=ENTRIES - 1) == entries).sum(0)
+def _columns(statistics: np.ndarray) -> dict[str, Any]:
+    """Return the columns of a table row from one slot's row of `Observer._table`."""
+    batches = int(statistics[BINS].sum())
+    nonzero = max(int(statistics[NONZEROS]), 1)
+    row: dict[str, Any] = {
+        "batches": batches,
+        "error": float(statistics[ERRORS] / MEAN_ONE / batches),
+        "error_max": float(statistics[LARGEST : LARGEST + 1].view(np.float64)[0]),
+        "histogram": statistics[BINS].tolist(),
+        "flushed": float(statistics[FLUSHED] / nonzero),
+        "saturated": float(statistics[SATURATED] / nonzero),
+        "capped": float(statistics[CAPPED] / nonzero),
+        "lost": int(statistics[LOST]),
+    }
+    if decisions := statistics[CHOICES].sum():
+        row |= {f"share_{entry}": float(n / decisions) for entry, n in enumerate(statistics[CHOICES])}
+    return row
 
 
 def _measure_weight(layer: QuantizedLinear) -> dict[str, Tensor]:

@@ -76,13 +76,16 @@ class Quantization(Shared):
                 stacklevel=2,
             )
             self.penalised = True  # warn once
-        switched = self.recipe.switches and progress >= self.recipe.switch.at
-        self.context, self.positioned = StepContext(step, micro_batch, rank, switched), True
+        self.context, self.positioned = StepContext(step, micro_batch, rank, self.is_switched(progress)), True
         self.last_input = None
         self.recorded.clear()
         if self.observer is not None:
             self.watching = self.observer.watches(step)
             self.watching_gradients = self.observer.watches_gradients(step) and micro_batch == 0
+
+    def is_switched(self, progress: float) -> bool:
+        """Tell whether the layers use the quantizers for the time after the switch; progress: as for `begin`."""
+        return self.recipe.switches and progress >= self.recipe.switch.at
 
     def attach(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, *, steps: int | None = None, step: int | None = None

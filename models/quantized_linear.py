@@ -86,6 +86,7 @@ class _Weights:
     source: Tensor  # the unquantized weight: kept alive because the key contains its address (see `version`)
     values: tuple[Operand, Operand]
     statistics: list[Statistics]
+    bits: Tensor | None  # the learned bit widths of a sampled weight
 
 
 class Recorder(Protocol):
@@ -339,7 +340,8 @@ class QuantizedLinear(nn.Module):
         )
         if self._weights is None or self._weights.key != key:
             self._weights = None  # frees the old values before the new ones are allocated
-            self._weights = _Weights(key, w.detach(), *self._quantize_weight(context, dtype, sampled))
+            bits = self.bits if sampled else None
+            self._weights = _Weights(key, w.detach(), *self._quantize_weight(context, dtype, sampled, bits), bits)
         if training:
             self._record(self._weights.statistics, context)
             self._weights.statistics.clear()
@@ -371,8 +373,17 @@ class QuantizedLinear(nn.Module):
         pair = self.plans[context.switched].w
         return pair.quantize_one(which, self._source(context, dtype, sampled), self._seeds(context))
 
+    def _kept_bits(self) -> Tensor:
+        """Return the bit widths with which the weight was sampled in the forward pass, from the cache if possible."""
+        kept, scale = self._weights, self.bit_scale
+        if kept is not None and kept.bits is not None and scale is not None and kept.key[-1] == scale._version:
+            return kept.bits
+        bits = self.bits
+        assert bits is not None
+        return bits
+
     def _quantize_weight(
-        self, context: StepContext, dtype: torch.dtype, sampled: bool
+        self, context: StepContext, dtype: torch.dtype, sampled: bool, bits: Tensor | None = None
     ) -> tuple[tuple[Operand, Operand], list[Statistics]]:
         """Return w quantized for fprop and w quantized for dgrad, as a pair, and the statistics of these quantizations.
 
@@ -380,16 +391,21 @@ class QuantizedLinear(nn.Module):
         dtype, to which w is cast before quantization. sampled: add the sampler's noise.
         """
         statistics: list[Statistics] = []
-        source, watch = self._source(context, dtype, sampled), self.owner[0].watching
+        source, watch = self._source(context, dtype, sampled, bits), self.owner[0].watching
         return self.plans[context.switched].w(source, self._seeds(context), statistics, watch=watch), statistics
 
-    def _source(self, context: StepContext, dtype: torch.dtype, sampled: bool) -> Tensor:
-        """Return the unquantized weight, with the sampler's noise if `sampled`, in the compute dtype."""
+    def _source(self, context: StepContext, dtype: torch.dtype, sampled: bool, bits: Tensor | None = None) -> Tensor:
+        """Return the unquantized weight, with the sampler's noise if `sampled`, in the compute dtype.
+
+        bits: the learned bit widths, if they are known.
+        """
         if not sampled:
             return self.matrix.detach().to(dtype)
         assert self.sampler is not None
         noise, seed = NOISE[self.sampler.kind], self.sampler_seed(context)
-        return ops.sample_weight(self.matrix.detach(), self.bits, seed, noise, self.sampler.block, dtype)
+        return ops.sample_weight(
+            self.matrix.detach(), self.bits if bits is None else bits, seed, noise, self.sampler.block, dtype
+        )
 
 
 class _OfLinear(QuantizedLinear, nn.Linear):  # type: ignore[misc]
@@ -523,7 +539,7 @@ class _ThreeGemms(torch.autograd.Function):
             observer.record_weight_gradient(layer.index, dw, product("wgrad", dy, original, torch.float32))
         d_scale = None
         if bit_scale is not None and ctx.needs_input_grad[2]:
-            sampler, bits = layer.sampler, layer.bits
+            sampler, bits = layer.sampler, layer._kept_bits()
             assert sampler is not None
             d_bits = ops.sample_weight_backward(
                 dw, weight, bits, layer.sampler_seed(context), NOISE[sampler.kind], sampler.block

@@ -36,6 +36,11 @@ def updates() -> int:
     return _Updates.count
 
 
+def invalidate_caches() -> None:
+    """Let every cache of this process compute its tensors again, as after an update."""
+    _Updates.add()
+
+
 def version(w: Tensor) -> tuple[int, int, int, int]:
     """Return a cache key for what is computed from w; it changes when the values of w may have changed.
 

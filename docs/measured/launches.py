@@ -77,11 +77,14 @@ class Counts(TorchDispatchMode):
         self.seconds[name] += max(size(tensors) / BYTES, flops(name, tensors) / FLOPS, seconds, LAUNCH)
 
     def _add_ours(self, func: Any, name: str, args: tuple[Any, ...], tensors: list[Tensor]) -> None:
-        # Seeds differ between calls, and no launch depends on them.
-        key = tuple(
-            (tuple(x.shape), x.dtype) if isinstance(x, Tensor) else min(x, 9) if is_number(x) else x for x in args
-        )
-        kernels, others = launches(func, key)
+        if name == "observe":
+            kernels, others = ["observe"], Counts()
+        else:
+            # Seeds differ between calls, and no launch depends on them.
+            key = tuple(
+                (tuple(x.shape), x.dtype) if isinstance(x, Tensor) else min(x, 9) if is_number(x) else x for x in args
+            )
+            kernels, others = launches(func, key)
         largest = max(size([x]) for x in args if isinstance(x, Tensor))
         self.operators.update(others.operators)
         for other, seconds in others.seconds.items():
@@ -160,11 +163,9 @@ def count(name: str, recipe: Recipe | None, batch: int, length: int) -> Counts:
             if quantization is not None:
                 quantization.begin(1, micro_batch)
             loss = network.loss(tokens, tokens)
-            if quantization is not None and (penalty := quantization.penalty()) is not None:
-                loss = loss + penalty
-            (loss / 40).backward()
+            (loss / 40).backward()  # the penalty of samplers is computed once in a step
             if quantization is not None:
-                observer._compact()
+                observer.flush()
     return counts
 
 

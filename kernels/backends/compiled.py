@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fewbits.kernels.backends import reference
 from fewbits.kernels.backends.protocol import ABSENT, COUNTS, OperandOf, Part, Stored
 from fewbits.kernels.packing import allocate
 from fewbits.kernels.quantizer import Quantizer, parts_of
@@ -154,6 +155,8 @@ class Compiled(ABC):
             *(decided.data_ptr(), choice.data_ptr(), limit, choice.numel(), index, last),
         )
         return self._decide(call, counts.device)
+
+    observe = staticmethod(reference.observe)
 
     def gaussian_noise(self, count: int, seed: int, device: torch.device) -> Tensor:
         words = torch.empty((count + 7) // 8, dtype=torch.int32, device=device)

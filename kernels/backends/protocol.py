@@ -18,6 +18,13 @@ ABSENT = torch.empty(0)  # the value of a result that was not requested, and of 
 # The index of each statistic in the counts that backends return (arithmetic.md, "Statistics").
 ERROR, NONZEROS, FLUSHED, SATURATED, CAPPED, NONFINITE, LOST = range(7)
 COUNTS = 7  # the number of statistics
+OBSERVED_AT_ONCE = 96  # the most operands that a call of Backend.observe adds to a table
+# The columns of this table: the counts above; how often a mixture chose each of its first three quantizers, and any
+# further one; the sum of the mean errors as integers, MEAN_ONE for an error of 1; the bits of the largest mean error as
+# a double; the histogram of the mean errors, with 20 bins of 0.005 and one for larger errors.
+CHOICES, ERRORS, LARGEST, BINS = slice(7, 11), 11, 12, slice(13, 34)
+OBSERVED = 34  # the number of columns
+MEAN_ONE = 1 << 40
 ERROR_ONE = 1 << 23  # what a relative error of 1 adds to the statistic ERROR, which is an integer
 
 
@@ -26,7 +33,7 @@ class Backend(Protocol):
 
     A matrix may be empty. `axis` is -1 or 0, seeds are below 2^63, and quantizers never have `signs=each`. The callers
     (api.py, ops.py) check this; backends do not. Functions keep no reference to their arguments. They change only
-    the argument `out`; `decide` changes only `choice` and `decided`.
+    the argument `out`; `decide` changes only `choice` and `decided`, `observe` only `table`.
     """
 
     name: str
@@ -134,6 +141,13 @@ class Backend(Protocol):
 
         Return whether any block is still undecided. A backend that never waits for its device cannot know this, and
         returns True if there are any blocks.
+        """
+
+    def observe(self, table: Tensor, counts: list[Tensor], choices: list[Tensor], rows: list[int]) -> None:
+        """Add the statistics of quantized operands to rows of a table, int64 [rows, OBSERVED], in place.
+
+        counts: for each operand, the counts of its decision blocks, as `quantize` returns them. choices: for each
+        operand, the choices of its mixture, or ABSENT if its quantizer is no mixture. rows: the row of each operand.
         """
 
     def extent(self, x: Tensor, partition: Part) -> tuple[Tensor, Tensor]:

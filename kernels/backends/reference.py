@@ -10,7 +10,23 @@ import math
 import torch
 from torch import Tensor
 
-from fewbits.kernels.backends.protocol import ABSENT, ERROR, ERROR_ONE, LOST, NONZEROS, OperandOf, Part, Stored
+from fewbits.kernels.backends.protocol import (
+    ABSENT,
+    BINS,
+    CHOICES,
+    COUNTS,
+    ERROR,
+    ERROR_ONE,
+    ERRORS,
+    LARGEST,
+    LOST,
+    MEAN_ONE,
+    NONZEROS,
+    OBSERVED,
+    OperandOf,
+    Part,
+    Stored,
+)
 from fewbits.kernels.packing import operand_scales, pack, scale_codes, stored_scales, unpack
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.kernels.reference.elements import codes_of, fold, largest, spread, values_of
@@ -30,6 +46,7 @@ __all__ = [
     "matmul_fp32",
     "name",
     "never_waits",
+    "observe",
     "quantize",
     "quantize_both",
     "rotate",
@@ -164,6 +181,21 @@ def decide(
     choice.masked_fill_(accepted, index)
     decided |= accepted
     return not bool(decided.all())
+
+
+def observe(table: Tensor, counts: list[Tensor], choices: list[Tensor], rows: list[int]) -> None:
+    index, first = torch.tensor(rows, device=table.device), torch.arange(3, device=table.device)
+    sums = torch.stack([each.reshape(-1, COUNTS).sum(0) for each in counts])
+    choices = [choice.to(table.device) for choice in choices]
+    chosen = torch.stack([torch.cat(((c.reshape(-1, 1) == first).sum(0), (c > 2).sum().view(1))) for c in choices])
+    errors = sums[:, ERROR].double() / ERROR_ONE / sums[:, NONZEROS].clamp(min=1)
+    bins = ((errors[:, None] >= torch.arange(21, device=table.device).double() * 0.005).sum(1) - 1)[:, None]
+    added = torch.zeros(len(rows), OBSERVED, dtype=torch.int64, device=table.device)
+    added[:, :COUNTS], added[:, CHOICES], added[:, ERRORS] = sums, chosen, (errors * MEAN_ONE).round().long()
+    added[:, BINS].scatter_(1, bins, 1)
+    table.index_add_(0, index, added)
+    # The bits of doubles that are not negative have the order of the numbers.
+    table[:, LARGEST].scatter_reduce_(0, index, errors.view(torch.int64), "amax")
 
 
 def extent(x: Tensor, partition: Part) -> tuple[Tensor, Tensor]:

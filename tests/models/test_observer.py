@@ -345,7 +345,7 @@ def test_a_state_is_a_copy() -> None:
     before = {name: values.clone() for name, values in state.items()}
     for _ in range(2):  # first after `state()`, then after `load_state`: further steps must not change `state`
         steps(observer, quantization, model, range(1, 3))
-        observer.settle()
+        observer.flush()
         assert all(torch.equal(before[name], state[name]) for name in before)
         observer.load_state(state)
 
@@ -392,7 +392,7 @@ class Waits(TorchDispatchMode):
 @pytest.mark.parametrize("spec", [MIXED, THREE, E4M3])
 def test_steps_wait_for_no_copy_and_a_window_for_one(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Count waits in the observer's own methods only, because layers with mixtures also copy, but only on a CPU."""
-    monkeypatch.setattr("fewbits.models.observer.PENDING", 2)
+    monkeypatch.setattr("fewbits.models.observer.OBSERVED_AT_ONCE", 2)
     observer, waits, cpu = Observer(ALWAYS), Waits(), Tensor.cpu
     for name in ("record", "record_weight_gradient", "rows"):
         monkeypatch.setattr(observer, name, waits.counting(getattr(observer, name)))

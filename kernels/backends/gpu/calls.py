@@ -1,4 +1,4 @@
-"""Define the arguments of the CUDA kernels as copies of the structures in csrc/spec.cuh, decode.cu and weights.cu."""
+"""Define the arguments of the CUDA kernels as copies of the structures in csrc/*.cu and csrc/spec.cuh."""
 
 import ctypes
 
@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fewbits.kernels.backends.constants import SIGN_WORDS
 from fewbits.kernels.backends.gpu.tiles import Parts, power_of_two_factor
+from fewbits.kernels.backends.protocol import OBSERVED_AT_ONCE
 from fewbits.kernels.quantizer import Quantizer
 
 
@@ -36,6 +37,17 @@ class Call(ctypes.Structure):
         *[(name, ctypes.c_int32) for name in ("rows", "cols", "backwards", "aligned", "kept", "unused")],
         ("requests", Request * 2),
     ]
+
+
+class Observation(ctypes.Structure):
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("counts", "choice")],
+        *[(name, ctypes.c_int64) for name in ("blocks", "row")],
+    ]
+
+
+class ObserveCall(ctypes.Structure):
+    _fields_ = [("table", ctypes.c_void_p), ("observations", Observation * OBSERVED_AT_ONCE)]
 
 
 class DecodeCall(ctypes.Structure):

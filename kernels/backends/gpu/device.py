@@ -15,7 +15,15 @@ from torch import Tensor
 from fewbits.kernels.backends import reference
 from fewbits.kernels.backends.compiled import Compiled, DecideCall, Job
 from fewbits.kernels.backends.constants import sign_words
-from fewbits.kernels.backends.gpu.calls import Call, DecodeCall, WeightCall, aligned, packed_at
+from fewbits.kernels.backends.gpu.calls import (
+    Call,
+    DecodeCall,
+    Observation,
+    ObserveCall,
+    WeightCall,
+    aligned,
+    packed_at,
+)
 from fewbits.kernels.backends.gpu.layers import Layers
 from fewbits.kernels.backends.gpu.plans import (
     ADDRESSES,
@@ -25,12 +33,13 @@ from fewbits.kernels.backends.gpu.plans import (
     REQUESTS,
     SIGNS,
     Plan,
+    Scratch,
     prepare,
     without_signs,
 )
 from fewbits.kernels.backends.gpu.tiles import EDGE, MOST, THREADS, Shape, parts_in, tile_count, usual_shape
 from fewbits.kernels.backends.gpu.variants import DTYPE_NAMES, LOOKUP, Kernel, Launcher, Spec, Variant, spec_of
-from fewbits.kernels.backends.protocol import ABSENT, Part, Stored
+from fewbits.kernels.backends.protocol import ABSENT, COUNTS, OBSERVED_AT_ONCE, Part, Stored
 from fewbits.kernels.quantizer import Quantizer, parts_of
 from fewbits.kernels.reference.noise import Noise
 from fewbits.kernels.replays import CapturedSeeds, capture
@@ -40,6 +49,7 @@ NOISE_EACH = {"gaussian": 4, "uniform": 8}  # packed words (gaussian) or element
 MOST_PLANS = 4096  # the number of plans that are kept; a training step needs a few for each kind of layer
 FLAT = Shape(THREADS, 2 * EDGE)  # the shape for kernels that do not divide a matrix into tiles
 NO_SPEC = spec_of(Quantizer("fp32"), -1)  # the spec for kernels that do not quantize
+OBSERVE = Variant("observe.cu", "observe", ("Fp32",), FLAT, (NO_SPEC,))
 DECIDE = Variant("decide.cu", "decide", ("Fp32",), FLAT, (NO_SPEC,))
 
 
@@ -80,6 +90,14 @@ class Device(Compiled):
     def matmul_fp32(self, a: Tensor, b: Tensor) -> Tensor:
         return reference.matmul_fp32(a, b)  # products.py calls torch directly on CUDA
 
+    def observe(self, table: Tensor, counts: list[Tensor], choices: list[Tensor], rows: list[int]) -> None:
+        observations = [
+            Observation(c.data_ptr(), choice.data_ptr(), c.numel() // COUNTS, row)
+            for c, choice, row in zip(counts, choices, rows, strict=True)
+        ]
+        call = ObserveCall(table.data_ptr(), (Observation * OBSERVED_AT_ONCE)(*observations))
+        self._launch(OBSERVE, len(observations), call, table.device)
+
     def _run(self, x: Tensor, *jobs: Job) -> None:
         if not x.numel():
             _check_size(x)
@@ -119,6 +137,8 @@ class Device(Compiled):
         ):
             own.set_statistics(job, memory)
             block_amax, group_amax = base + 8 * own.blocks.start, base + 8 * own.groups.start
+            if _is_own_group(job, own):
+                group_amax = block_amax
             ADDRESSES.pack_into(
                 *(arguments, request, out, job.counts.data_ptr(), job.amax.data_ptr(), skip),
                 *(codes, *packed, scales, groups, block_amax, group_amax, base + 8 * own.differences.start),
@@ -132,7 +152,7 @@ class Device(Compiled):
             kernel(plan.blocks, plan.shared, at)
             if groups_after:
                 for job, own in zip(jobs, plan.scratches, strict=True):
-                    if own.group_count and own.grid[0]:
+                    if own.group_count and own.grid[0] and not _is_own_group(job, own):
                         _group_amaxes(job, own.block_amax(memory), own.group_amax(memory))
 
     def _keep(self, key: tuple[Any, ...], plan: Plan) -> Plan:
@@ -207,6 +227,14 @@ class Device(Compiled):
         call.rows, call.cols, call.block, call.uniform = *w.shape, block, noise == "uniform"
         if blocks:
             self._launch(variant, blocks, call, w.device)
+
+
+def _is_own_group(job: Job, own: Scratch) -> bool:
+    """Tell whether a kernel can read the amax of a single block as that of its group.
+
+    They differ only if the block is not finite. Then the values are NaN, but encoding stores the scale of the group.
+    """
+    return own.grid == (1, 1) and job.stored is None
 
 
 def _changes(replays: CapturedSeeds, job: Job) -> tuple[int, int]:

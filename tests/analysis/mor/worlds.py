@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fewbits.analysis.engine.results.places import PROBE
 from fewbits.analysis.studies.mor.tensors import PARTS, high
 from fewbits.kernels.quantizer import Mixture
-from fewbits.models.observer import BINS
 from fewbits.sweeps.planning.plan import Member, Plan
 from tests.analysis import worlds
 from tests.analysis.worlds import results, wave
@@ -75,9 +72,9 @@ def planned(folder: Path, cache_folder: Path, *words: str) -> Plan:
 
 
 def _row(spelled: str, error: float, share: float, below: float | None, seed: int, flush: float) -> dict[str, object]:
-    counts = [0] * (len(BINS) - 1)
+    counts = [0] * 21
     if below is None:
-        counts[int(np.searchsorted(BINS, error, side="right")) - 1] = BATCHES
+        counts[min(int(error / 0.005), 20)] = BATCHES
     else:
         under = round(BATCHES * below) + seed % 2
         counts[8], counts[9] = under, BATCHES - under

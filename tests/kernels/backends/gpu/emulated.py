@@ -22,6 +22,7 @@ SIMT = Path(__file__).parent / "simt"
 KERNELS = {
     "quantize.cu": ("quantize", "measure", "extent", "weigh", "quantize_strip"),
     "decide.cu": ("decide",),
+    "observe.cu": ("observe",),
     "decode.cu": ("decode",),
     "layers.cu": (
         *("norm", "norm_backward", "norm_weights", "entropy", "entropy_backward", "rotate"),
@@ -142,8 +143,14 @@ class ConstantLauncher:
 
 @cache
 def _with_constants(variant: Variant) -> ctypes.CDLL:
-    calls = {"quantize.cu": "Call", "decide.cu": "DecideCall", "decode.cu": "DecodeCall", "weights.cu": "WeightCall"}
-    calls["layers.cu"] = "LayerCall"
+    calls = {
+        "quantize.cu": "Call",
+        "decide.cu": "DecideCall",
+        "observe.cu": "ObserveCall",
+        "decode.cu": "DecodeCall",
+        "layers.cu": "LayerCall",
+        "weights.cu": "WeightCall",
+    }
     dtypes = ", ".join(("fb::FB_DTYPE", "fb::FB_OTHER")[: len(variant.dtypes)])
     text = f"""#include "simt.h"
 {variant.source()}

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fewbits.kernels import operators, ops
+from fewbits.kernels import operators
 from fewbits.kernels.backends import build
 from fewbits.kernels.backends.gpu import cubins, cuda
 from fewbits.kernels.backends.gpu.device import Device
@@ -77,6 +77,8 @@ class Graph(TorchDispatchMode):
         super().__init__()
         self.stub = stub
         self.nodes: list[Callable[[], object]] = []
+        self.replays = 0
+        self.kept: list[object] = []  # results, whose memory a graph keeps
 
     def __enter__(self) -> Self:
         self.stub.torch.capturing = True
@@ -90,8 +92,10 @@ class Graph(TorchDispatchMode):
         self.stub.torch.capturing = False
 
     def replay(self) -> None:
-        for node in self.nodes:
-            node()
+        self.replays += 1
+        with torch._C._AutoDispatchBelowAutograd():
+            for node in self.nodes:
+                node()
 
     @contextmanager
     def nested(self) -> Iterator[None]:
@@ -109,18 +113,27 @@ class Graph(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        run = operators._DIRECT.get(func.overloadpacket)
-        if run is not None and run.__module__ == ops.__name__:  # computed by the backend, whose launches are recorded
+        if (run := operators._DIRECT.get(func.overloadpacket)) is not None:  # an operator of ours
+            before = self.stub.driver.stub_launch_count()
             with self.nested():
-                return run(*args, **kwargs)
+                result = run(*args, **kwargs)
+            return result if self.stub.driver.stub_launch_count() > before else self._record(func, args, kwargs, result)
+        with self.nested():  # an operator that torch defines by others, such as `to`, which may copy or not
+            if (result := func.decompose(*args, **kwargs)) is not NotImplemented:
+                return result
         if func.is_view or func._schema.name.split("::")[1].startswith(("empty", "new_empty")):
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            self.kept.append(result)
+            return result
         self._end_launches()
         assert self.stub.driver.cuStreamBeginCapture(None, 0) == 0
         if func._schema.is_mutable:
             self.nodes.append(partial(func, *args, **kwargs))
             return kwargs.get("out", args[0]) if func._schema.returns else None
-        result = func(*args, **kwargs)
+        return self._record(func, args, kwargs, func(*args, **kwargs))
+
+    def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        """Record an operator that a replay computes again; it then overwrites `result`."""
 
         def again() -> None:
             for old, new in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs)), strict=True):

@@ -21,7 +21,7 @@ from fewbits.kernels.backends.gpu import cubins
 from fewbits.kernels.backends.gpu.device import Device
 from fewbits.kernels.backends.gpu.variants import Variant
 from fewbits.kernels.backends.gpu.warm import Recorder
-from fewbits.kernels.backends.protocol import ERROR_ONE
+from fewbits.kernels.backends.protocol import ABSENT, ERROR_ONE, OBSERVED
 from fewbits.kernels.layers import activations, attention, cross_entropy, norms  # noqa: F401, they register operators
 from fewbits.kernels.quantizer import Quantizer
 from tests.kernels.backends.gpu.device_checks import any_bytes
@@ -70,6 +70,16 @@ def decide(device: Device, x: Tensor) -> tuple[Tensor, Tensor]:
     device.decide(1, 3, first, choice, decided, other=second)
     device.decide(2, 3, second, choice, decided, limit=200.0, extent=device.extent(x, part))
     return choice, decided
+
+
+def observe(device: Device, x: Tensor) -> Tensor:
+    """Observe twice a mixture of five quantizers and once a plain quantizer, in two rows of the table."""
+    counts = device.quantize(x, Quantizer("e4m3"), -1, 1, want_values=False, want_stats=True, partition=(16, 8))[1]
+    choice = (torch.arange(counts.shape[0] * counts.shape[1]) % 5).to(x.device, torch.int8)
+    table = torch.zeros(3, OBSERVED, dtype=torch.int64, device=x.device)
+    for _ in range(2):
+        device.observe(table, [counts, counts[:1], counts * 2], [choice, choice[: counts.shape[1]], ABSENT], [2, 2, 0])
+    return table
 
 
 def layer(name: str, inputs: int, *others: object) -> Ask:
@@ -191,6 +201,7 @@ CLASSES: dict[str, tuple[Ask, torch.dtype, tuple[int, int]]] = {
     "rotate": (lambda device, x: device.rotate(x, Quantizer("fp32", hadamard=16), -1, inverse=True), BF16, USUAL),
     "extent": (lambda device, x: device.extent(x, (128, 128)), BF16, USUAL),
     "decide": (decide, BF16, USUAL),
+    "observe": (observe, BF16, USUAL),
     "norm of a sum": (
         lambda device, x: layer("add_norm", 2, x[0].float(), x[1].float(), 1.0, 1e-5, True)(device, x),
         BF16,
@@ -249,6 +260,7 @@ SHORT = (  # compiled in every run: each file of kernels, and the largest of qua
     "encode, e4m3, 128x128, gam",
     "decode, nvfp4 down, fp32",
     "decide",
+    "observe",
     "sampled weight",
     "gradient of bits",
     "norm, backward",

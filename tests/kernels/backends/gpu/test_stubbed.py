@@ -18,7 +18,7 @@ from fewbits.kernels.backends import reference
 from fewbits.kernels.backends.build import BuildError
 from fewbits.kernels.backends.compiled import DecideCall
 from fewbits.kernels.backends.gpu import cubins, cuda, device, tiles
-from fewbits.kernels.backends.gpu.calls import Call, DecodeCall, WeightCall
+from fewbits.kernels.backends.gpu.calls import Call, DecodeCall, ObserveCall, WeightCall
 from fewbits.kernels.backends.gpu.device import Device
 from fewbits.kernels.backends.gpu.layers import LayerCall
 from fewbits.kernels.backends.gpu.variants import Kernel, Launcher, Variant
@@ -58,7 +58,13 @@ def test_each_class_gives_the_references_bits(stub: Stub, name: str, monkeypatch
     got, want = ask(stub.device, x), ask(reference, x)  # type: ignore[arg-type]  # a module with the same functions
     for a, b in zip(*map(pytree.tree_leaves, (got, want)), strict=True):
         assert_same(a, b, name)
-    structs = {"decide": DecideCall, "decode": DecodeCall, "gaussian_noise": WeightCall, "uniform_noise": WeightCall}
+    structs = {
+        "decide": DecideCall,
+        "observe": ObserveCall,
+        "decode": DecodeCall,
+        "gaussian_noise": WeightCall,
+        "uniform_noise": WeightCall,
+    }
     structs |= {"sample_weight": WeightCall, "sample_weight_backward": WeightCall}
     structs |= dict.fromkeys(KERNELS["layers.cu"], LayerCall)
     assert stub.launches

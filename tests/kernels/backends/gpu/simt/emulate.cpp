@@ -4,6 +4,7 @@
 #include "decide.cu"
 #include "decode.cu"
 #include "layers.cu"
+#include "observe.cu"
 #include "quantize.cu"
 #include "weights.cu"
 
@@ -51,6 +52,12 @@ extern "C" void simt_decide(int, int, const fb::Variant *variant, unsigned block
                             const fb::DecideCall *call) {
   fb::variant = *variant;
   simt::run(blocks, variant->shape.threads, shared, [&] { fb::decide<fb::Fp32>(*call); });
+}
+
+extern "C" void simt_observe(int, int, const fb::Variant *variant, unsigned blocks, unsigned shared,
+                             const fb::ObserveCall *call) {
+  fb::variant = *variant;
+  simt::run(blocks, variant->shape.threads, shared, [&] { fb::observe<fb::Fp32>(*call); });
 }
 
 extern "C" void simt_decode(int, int dtype, const fb::Variant *variant, unsigned blocks, unsigned shared,

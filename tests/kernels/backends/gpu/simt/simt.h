@@ -366,6 +366,10 @@ inline void atomicMax(uint32_t *p, uint32_t v) {
   count_atomic();
   if (__atomic_load_n(p, __ATOMIC_RELAXED) < v) __atomic_store_n(p, v, __ATOMIC_RELAXED);
 }
+inline void atomicMax(unsigned long long *p, unsigned long long v) {
+  count_atomic();
+  if (__atomic_load_n(p, __ATOMIC_RELAXED) < v) __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
 inline void atomicMin(uint32_t *p, uint32_t v) {
   count_atomic();
   if (__atomic_load_n(p, __ATOMIC_RELAXED) > v) __atomic_store_n(p, v, __ATOMIC_RELAXED);

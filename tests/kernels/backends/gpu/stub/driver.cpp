@@ -10,6 +10,7 @@
 #include "decide.cu"
 #include "decode.cu"
 #include "layers.cu"
+#include "observe.cu"
 #include "quantize.cu"
 #include "weights.cu"
 
@@ -23,6 +24,8 @@ void simt_quantize(int kernel, int dtype, const fb::Variant *variant, unsigned b
                    const fb::Call *call);
 void simt_decide(int kernel, int dtype, const fb::Variant *variant, unsigned blocks, unsigned shared,
                  const fb::DecideCall *call);
+void simt_observe(int kernel, int dtype, const fb::Variant *variant, unsigned blocks, unsigned shared,
+                  const fb::ObserveCall *call);
 void simt_decode(int kernel, int dtype, const fb::Variant *variant, unsigned blocks, unsigned shared,
                  const fb::DecodeCall *call);
 void simt_layers(int kernel, int dtype, int other, const fb::Variant *variant, unsigned blocks, unsigned shared,
@@ -134,6 +137,7 @@ size_t argument_bytes(const Module &m) {
   return m.file == "decide.cu"    ? sizeof(fb::DecideCall)
          : m.file == "decode.cu"  ? sizeof(fb::DecodeCall)
          : m.file == "layers.cu"  ? sizeof(fb::LayerCall)
+         : m.file == "observe.cu" ? sizeof(fb::ObserveCall)
          : m.file == "weights.cu" ? sizeof(fb::WeightCall)
                                   : sizeof(fb::Call);
 }
@@ -151,6 +155,8 @@ void execute(const Module &m, unsigned blocks, unsigned shared, const void *argu
   simt_shuffle(launches.size());
   if (m.file == "decide.cu") {
     simt_decide(0, 0, &m.variant, blocks, shared, (const fb::DecideCall *)arguments);
+  } else if (m.file == "observe.cu") {
+    simt_observe(0, 0, &m.variant, blocks, shared, (const fb::ObserveCall *)arguments);
   } else if (m.file == "decode.cu") {
     simt_decode(0, m.dtypes[0], &m.variant, blocks, shared, (const fb::DecodeCall *)arguments);
   } else if (m.file == "layers.cu") {
