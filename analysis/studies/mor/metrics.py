@@ -25,8 +25,7 @@ from fewbits.analysis.engine.claims.pairs import score_distance
 from fewbits.analysis.engine.results.data import Measured
 from fewbits.analysis.engine.results.frames import Results, last_windows
 from fewbits.analysis.studies.mor import tensors
-from fewbits.analysis.studies.mor.tensors import DY, FC1, FC2, OUT, PARTS, QKV, Seen, X, blocks_of, numbers
-from fewbits.models.observer import ENTRIES
+from fewbits.analysis.studies.mor.tensors import DY, ENTRIES, FC1, FC2, OUT, PARTS, QKV, Seen, X, blocks_of, numbers
 
 THRESHOLD = tensors.THRESHOLD
 FLOOR = math.log2(math.e) / 64  # E4M3's mean relative error for log-uniform magnitudes: 1/32 · 0.5 / ln 2

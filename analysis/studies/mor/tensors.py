@@ -18,8 +18,8 @@ import pandas as pd
 
 from fewbits.analysis.engine.results.frames import Results, last_windows
 from fewbits.analysis.engine.results.paper import paper
+from fewbits.kernels.backends.protocol import BINS, CHOICES
 from fewbits.kernels.quantizer import ErrorBelow, Mixture
-from fewbits.models.observer import BINS, ENTRIES
 
 QKV, OUT, FC1, FC2 = "qkv", "out", "up", "down"
 PARTS = (QKV, OUT, FC1, FC2)
@@ -31,7 +31,11 @@ X_COLUMNS, W_COLUMNS, DY_COLUMNS = "wgrad.x", "dgrad.w", "wgrad.dy"
 FORWARD = (X, W, X_COLUMNS, W_COLUMNS)
 KEY = ["id", "block", "part", "slot"]
 THRESHOLD = paper("mor").numbers["threshold"].value
-EDGES = np.append(np.arange(0, len(BINS) - 1) * 0.005, np.inf)
+COUNTED, ENTRIES = (
+    BINS.stop - BINS.start,
+    CHOICES.stop - CHOICES.start,
+)  # bins; counts of choices
+EDGES = np.append(np.arange(0, COUNTED) * 0.005, np.inf)  # the bounds of the bins
 TRUNK, WATCHED = "trunk", "watched"
 ONE, TWO = {"configuration": "1"}, {"configuration": "2"}
 COLUMNS = [*KEY, "arm", "seed", "state", "step", "line_step", "layer", "batches", "error", "error_max", "histogram"]
@@ -107,7 +111,7 @@ def share(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 def counts(frame: pd.DataFrame) -> np.ndarray:
     """Return the sum of the histograms in the table: a count for each bin of errors."""
     histograms = [np.asarray(h, float) for h in frame["histogram"]]
-    return np.sum(histograms, axis=0) if histograms else np.zeros(len(BINS) - 1)
+    return np.sum(histograms, axis=0) if histograms else np.zeros(COUNTED)
 
 
 # -------------------------------------------------------------------------------- numbers of each trial
@@ -133,11 +137,11 @@ def below(rows: pd.DataFrame, threshold: float) -> dict[str, float]:
 
     Raise ValueError if the threshold is not an edge of the histograms' bins.
     """
-    edges = np.flatnonzero(np.isclose(BINS, threshold))
+    edges = np.flatnonzero(np.isclose(EDGES, threshold))
     if len(edges) != 1:
         raise ValueError(
             f"threshold {threshold} is not an edge of the histogram's bins: choose one of the edges, which are "
-            f"multiples of {BINS[1]}"
+            f"multiples of {EDGES[1]}"
         )
     under = [sum(counts[: edges[0]]) / sum(counts) for counts in rows["histogram"]]
     return by_id(pd.Series(under, index=rows["id"], dtype=float).groupby(level=0).mean())
