@@ -98,19 +98,9 @@ def parts(
     """
     python, fewbits = sys.executable, (sys.executable, "-m", "fewbits.cli")
     own = (python, "-m", "tests.gpu_parts")
-    tests = (
-        python,
-        "-m",
-        "pytest",
-        "-m",
-        "gpu",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-n",
-        str(min(16, os.cpu_count() or 1)),
-    )
-    tests += ("tests/kernels", "tests/experiments/test_devices.py", "tests/experiments/optimization/test_optimizers.py")
+    workers = str(min(16, os.cpu_count() or 1))
+    marked = ("tests/kernels", "tests/experiments/test_devices.py", "tests/experiments/optimization/test_optimizers.py")
+    tests = (python, *["-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-n"], workers, *marked)
     kernels = (*fewbits, "bench", "kernels", "--device", "cuda")
 
     def train(model: str, batch: int, seconds: int, *more: str) -> Part:

@@ -180,8 +180,10 @@ def test_the_commands_of_all_parts_are_understood(tmp_path: Path, quick: bool) -
             assert done.returncode == 0, done.stdout
 
 
-TINY = ("model.layers=2", "model.width=64", "model.heads=2", "model.kv_heads=2", "model.head_dim=32", "model.ffn=128")
-TINY += ("data=synthetic", "data.size=65536", "training.batch=4", "training.micro_batch=2", "training.length=128")
+TINY = (
+    *("model.layers=2", "model.width=64", "model.heads=2", "model.kv_heads=2", "model.head_dim=32", "model.ffn=128"),
+    *("data=synthetic", "data.size=65536", "training.batch=4", "training.micro_batch=2", "training.length=128"),
+)
 
 
 @pytest.mark.parametrize(

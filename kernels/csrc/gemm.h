@@ -2,9 +2,9 @@
 //
 // This is Goto's algorithm. Both operands are packed, a part of the summed dimension at a time, into panels of
 // Kernel::ROWS rows of A and Kernel::COLS columns of B, where Kernel is the implementation for a kind of processor.
-// Each sum adds its products in the order that arithmetic.md ("Products") defines for the kind of processor, however the
-// matrices are divided into tiles, blocks and threads, so the bits do not depend on this division. Elements beyond the
-// matrices are zeros in panels.
+// Each sum adds its products in the order that arithmetic.md ("Products") defines for the kind of processor, however
+// the matrices are divided into tiles, blocks and threads, so the bits do not depend on this division. Elements beyond
+// the matrices are zeros in panels.
 #pragma once
 #include <stdint.h>
 #include <algorithm>

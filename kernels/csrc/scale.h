@@ -1,5 +1,5 @@
-// Block scales: computes the encode and decode factors of a block from its amax and the amax of its group. arithmetic.md
-// specifies the order of operations; this file is its only implementation for the CPU and CUDA kernels.
+// Block scales: computes the encode and decode factors of a block from its amax and the amax of its group.
+// arithmetic.md specifies the order of operations; this file is its only implementation for the CPU and CUDA kernels.
 #pragma once
 #include "numeric.h"
 

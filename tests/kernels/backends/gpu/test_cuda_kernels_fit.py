@@ -52,9 +52,12 @@ def operands(*of: tuple[str, int]) -> Ask:
 
 def decode(text: str, axis: int = -1) -> Ask:
     q = Quantizer.parse(text)
-    return lambda device, x: device.decode(
-        *(t.to(x.device) for t in any_bytes(q, axis, (x.shape[0], x.shape[1]), 0)), q, axis, x.shape[1], x.dtype
-    )
+
+    def ask(device: Device, x: Tensor) -> Tensor:
+        codes, scales, groups = (t.to(x.device) for t in any_bytes(q, axis, (x.shape[0], x.shape[1]), 0))
+        return device.decode(codes, scales, groups, q, axis, x.shape[1], x.dtype)
+
+    return ask
 
 
 def decide(device: Device, x: Tensor) -> tuple[Tensor, Tensor]:
