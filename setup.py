@@ -46,7 +46,8 @@ class BuildWheel(bdist_wheel):
     """Write a wheel for this platform if it contains libraries."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        if not self.distribution.get_command_obj("build_py").editable_mode and libraries():
+        editable = self.distribution.get_command_obj("editable_wheel", create=False)  # before it sets `editable_mode`
+        if editable is None and libraries():
             versions = [int(minor) for one in libraries() for minor in re.findall(rb"GLIBC_2\.(\d+)", one.read_bytes())]
             return "py3", "none", f"manylinux_2_{max(OLDEST, *versions)}_{platform.machine()}"
         return super().get_tag()
