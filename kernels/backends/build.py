@@ -58,18 +58,22 @@ def no_compiler() -> str:
 def cache_folder() -> Path:
     if folder := os.environ.get("FEWBITS_CACHE"):
         return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fewbits"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    if str(folder).startswith("~"):
+        raise BuildError("this user has no home directory: set FEWBITS_CACHE to a folder for the compiled kernels")
+    return folder / "fewbits"
 
 
 def library_path() -> Path:
     """Return the path of the library: the package's own for this processor, or one in the cache, which may not exist.
 
-    FEWBITS_CPU_ARCH chooses another instruction set than the newest that the processor has.
+    FEWBITS_CPU_ARCH chooses another instruction set than the newest that the processor has and the package contains.
     """
-    requested = compilation.requested()
-    level = requested or next((name for name, level in compilation.LEVELS.items() if level.needs <= cpu_flags()), None)
-    if level in compilation.LEVELS and is_whole(shipped := PREBUILT / file_name(level)):
-        return shipped
+    requested, flags = compilation.requested(), cpu_flags()
+    for name, level in compilation.LEVELS.items():  # the newest first
+        fits = name == requested if requested else level.needs <= flags
+        if fits and is_whole(shipped := PREBUILT / file_name(name)):
+            return shipped
     return cache_folder() / file_name(requested)
 
 
@@ -101,8 +105,11 @@ def content_of(file: Path) -> bytes:
 
 
 def available() -> bool:
-    """Tell whether there is a library, or a compiler that can make one."""
-    return compiler() is not None or library_path().exists()
+    """Tell whether there is a library, or a compiler that can make one; `build` says why if it then fails."""
+    try:
+        return compiler() is not None or library_path().exists()
+    except BuildError:
+        return True
 
 
 def build() -> Path:

@@ -67,7 +67,7 @@ if not TYPE_CHECKING:  # hidden from type checkers: with a __getattr__, they wou
     def __getattr__(name: str) -> object:
         if name not in _MODULE_OF:
             raise AttributeError(f"module 'fewbits' has no attribute {name!r}")
-        with extras():
+        with extras("report" if _MODULE_OF[name].startswith("fewbits.analysis") else ""):
             value = getattr(import_module(_MODULE_OF[name]), name)
         globals()[name] = value  # so that the next access does not call this function
         return value

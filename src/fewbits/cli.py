@@ -22,6 +22,8 @@ from fewbits.common.extras import extras
 from fewbits.common.terminal import notice
 from fewbits.version import __version__
 
+COMPLETE = {"report": "report", "claims": "report", "compare": "report", "sweep": "sweep"}  # command → what it needs
+
 
 class Command(NamedTuple):
     """One command of the command line, for example `fewbits bench train`."""
@@ -40,7 +42,7 @@ class Command(NamedTuple):
         if self.name in ("report", "claims"):
             # OpenMP's threads would otherwise spin while they wait, which takes the cores from a running sweep.
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-        with extras():
+        with extras(COMPLETE.get(self.name, "")):
             module = import_module(f"fewbits.{self.module or f'commands.{self.name}'}")
             status: int = getattr(module, self.function)(argv)
         return status
@@ -121,7 +123,7 @@ def _explained(error: Exception) -> tuple[int, str]:
     if isinstance(error, ValueError):
         return 2, str(error)
     if isinstance(error, RuntimeError) and "home directory" in str(error):  # from Path.expanduser
-        return 2, "a path begins with ~NAME, but this machine has no user NAME"
+        return 2, "a path begins with ~, but there is no such home directory: set HOME, or name another path"
     if isinstance(error, OSError) and error.errno is not None:
         return 1, f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != "fewbits":

@@ -88,7 +88,8 @@ def run_multirun(options: argparse.Namespace) -> int:
             hint = f" (other sweepers are separate packages: pip install hydra-{sweeper}-sweeper)"
             raise ValueError(f"{error}{hint if sweeper and 'hydra/sweeper' in str(error) else ''}") from error
         except Exception as error:
-            if sys.flags.dev_mode or (multirun.mirror is None and not sweeper):
+            early = multirun.mirror is None and not sweeper
+            if early or sys.flags.dev_mode or isinstance(error, ModuleNotFoundError):
                 raise
             advice = "`python -X dev -m fewbits.cli train …` shows where"
             raise ValueError(f"hydra/sweeper={sweeper} failed: {type(error).__name__}: {error} ({advice})") from error

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fewbits.common.arguments import CommandParser, positive, warn_in_lines
+from fewbits.common.extras import MissingExtra
 from fewbits.common.process import handled
 from fewbits.common.wording import plural, redacted
 
@@ -61,6 +62,8 @@ def main(argv: Sequence[str]) -> int:
         _check_free(options.port)
     try:
         sent = send_store(runs, uri)  # also creates the database if needed: the server does not do it safely
+    except MissingExtra:
+        raise
     except Exception as error:  # any error of MLflow, for example if another version of MLflow made the database
         advice = "" if os.environ.get("MLFLOW_TRACKING_URI") else "; move it away, and `fewbits ui` makes a new one"
         reason = redacted(" ".join(str(error).split()))[:300]

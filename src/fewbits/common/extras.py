@@ -26,13 +26,17 @@ class MissingExtra(ImportError, ValueError):
 
 
 @contextmanager
-def extras() -> Iterator[None]:
-    """Raise MissingExtra in place of ModuleNotFoundError if the `with` block imports a missing package of an extra."""
+def extras(whole: str = "") -> Iterator[None]:
+    """Raise MissingExtra in place of ModuleNotFoundError if the `with` block imports a missing package of an extra.
+
+    whole: an extra that contains `train` and has all that the block needs but Ray and MLflow, if the caller knows it.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRA_OF:
             raise
-        text = f"the Python package {package} is not installed: pip install 'fewbits[{_EXTRA_OF[package]}]'"
+        extra = whole if whole and _EXTRA_OF[package] in ("train", "report") else _EXTRA_OF[package]
+        text = f"the Python package {package} is not installed: pip install 'fewbits[{extra}]'"
         raise MissingExtra(text, name=package) from None

@@ -173,6 +173,9 @@ def test_a_wheels_library_for_the_newest_instruction_set_is_used_while_it_fits(
     assert build.library_path() == shipped["x86-64-v3"]
     monkeypatch.delenv(compilation.ARCHITECTURE)
     shipped[newest].write_bytes(b"damaged")
+    assert build.library_path() != shipped[newest]  # an older one, if there is one
+    for library in shipped.values():
+        library.write_bytes(b"damaged")
     assert build.library_path() == cached
     monkeypatch.setattr(compilation, "FLAGS", (*compilation.FLAGS, "-DEDITED"))
     assert build.library_path().parent == cached.parent
