@@ -77,7 +77,8 @@ class CapturedStep:
             return compute(self._copied(batches))
         if switched != self._switched:
             self._switched, self._graph = switched, None
-            with CapturedSeeds(self._device).captured():  # so that the kernels that a replay needs are loaded
+            self._earlier = CapturedSeeds(self._device)
+            with self._earlier.captured():  # so that the kernels that a replay needs are loaded
                 return compute(self._copied(batches))
         if self._graph is None:
             self._capture(list(self._copied(batches)), compute)
@@ -97,7 +98,8 @@ class CapturedStep:
         if observer is not None:
             observer.flush()  # observations of earlier steps are not part of the graph
         invalidate_caches()  # an evaluation may have quantized the weights of this step
-        self._batches, self._seeds, graph = batches, CapturedSeeds(self._device), torch.cuda.CUDAGraph()
+        self._batches, graph = batches, torch.cuda.CUDAGraph()
+        self._seeds = CapturedSeeds(self._device, self._earlier)
         with self._seeds.captured(), torch.cuda.graph(graph):
             self._scalars = compute(batches)
             if observer is not None:

@@ -6,6 +6,8 @@ between the seeds of this step and those of the captured step. Signs of Hadamard
 seed, change in the same way, by the bits in which the words of the two steps differ.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,16 +26,16 @@ SLOT = 16  # bytes: the difference of a seed, or the differences of the four wor
 class CapturedSeeds:
     """The seeds that the kernels of one captured step use, and the device memory from which they read the changes.
 
-    Another object must be used for a run of the step before the capture, which loads the kernels: its changes are 0.
+    Another object, `earlier`, must be used for a run of the step before the capture, which loads the kernels: its
+    changes are 0. It says how much memory the capture needs. That memory must not be allocated during the capture: it
+    would be in the graph's own pool, where kernels of the graph write temporary tensors to the same place.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, earlier: CapturedSeeds | None = None) -> None:
         self._device = device
-        self._parts: dict[
-            int, tuple[int, ...]
-        ] = {}  # a seed in the captured step: what it is derived from, less the step
+        self._parts: dict[int, tuple[int, ...]] = {}  # what a seed of the step is derived from, without the step
         self._slots: dict[tuple[int, bool], int] = {}  # a seed, and whether signs are drawn from it: number of its slot
-        self._chunks: list[Tensor] = []
+        self._chunks: list[Tensor] = [self._new_chunk() for _ in earlier._chunks] if earlier else []
         self._host: Tensor | None = None
 
     @contextmanager
@@ -53,11 +55,13 @@ class CapturedSeeds:
             return 0
         slot = self._slots.setdefault((seed, signs), len(self._slots))
         if slot == len(self._chunks) * CHUNK:
-            # A captured fill with zeros would be repeated by the replay.
-            captures = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-            new = torch.empty if captures else torch.zeros
-            self._chunks.append(new(CHUNK, SLOT // 8, dtype=torch.int64, device=self._device))
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError("the captured step uses more seeds than the step before it")
+            self._chunks.append(self._new_chunk())
         return self._chunks[slot // CHUNK].data_ptr() + slot % CHUNK * SLOT
+
+    def _new_chunk(self) -> Tensor:
+        return torch.zeros(CHUNK, SLOT // 8, dtype=torch.int64, device=self._device)
 
     def set_step(self, step: int) -> None:
         """Write the changes for a replay as the given step; it must be called before each replay."""
@@ -80,7 +84,7 @@ class CapturedSeeds:
         if self._signs.any():
             was, new = (torch.from_numpy(seeds.view(np.int64))[self._signs] for seeds in (self._seeds, now))
             self._host[self._signs] = (_sign_words(was) ^ _sign_words(new)).to(torch.int32).view(torch.int64)
-        for chunk, values in zip(self._chunks, self._host.split(CHUNK), strict=True):
+        for chunk, values in zip(self._chunks, self._host.split(CHUNK), strict=False):
             chunk[: len(values)].copy_(values, non_blocking=True)
 
 

@@ -270,8 +270,8 @@ class Recipe:
 
     @property
     def label(self) -> str:
-        """The name under which runs are grouped: the recipe's name, plus `-executed` if `execute` is not `emulate`."""
-        return self.name if self.execute == EMULATE else f"{self.name}-executed"
+        """The name under which runs are grouped: the recipe's name, plus `-executed` or `-auto` by `execute`."""
+        return self.name + {EMULATE: "", AUTO: "-auto"}.get(self.execute, "-executed")
 
     @property
     def switches(self) -> bool:

@@ -80,11 +80,7 @@ class Counts(TorchDispatchMode):
         if name == "observe":
             kernels, others = ["observe"], Counts()
         else:
-            # Seeds differ between calls, and no launch depends on them.
-            key = tuple(
-                (tuple(x.shape), x.dtype) if isinstance(x, Tensor) else min(x, 9) if is_number(x) else x for x in args
-            )
-            kernels, others = launches(func, key)
+            kernels, others = launches(func, key_of(list(args)))
         largest = max(size([x]) for x in args if isinstance(x, Tensor))
         self.operators.update(others.operators)
         for other, seconds in others.seconds.items():
@@ -95,8 +91,19 @@ class Counts(TorchDispatchMode):
         self.seconds[name] += max((size(tensors) + reads * largest) / BYTES, len(kernels) * LAUNCH)
 
 
-def is_number(x: object) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool)
+def key_of(x: Any) -> Any:
+    """Return a hashable value from which `argument` makes an argument that leads to the same launches."""
+    if isinstance(x, list):
+        return tuple(map(key_of, x))
+    if isinstance(x, Tensor):
+        return torch.Size(x.shape), x.dtype
+    return min(x, 9) if isinstance(x, int) and not isinstance(x, bool) else x  # launches do not depend on seeds
+
+
+def argument(key: Any) -> Any:
+    if not isinstance(key, tuple):
+        return key
+    return torch.empty(key[0], dtype=key[1]) if key and isinstance(key[0], torch.Size) else list(map(argument, key))
 
 
 def size(tensors: list[Tensor]) -> int:
@@ -122,7 +129,7 @@ def launches(func: Any, key: tuple[Any, ...]) -> tuple[list[str], Counts]:
     The kernels are recorded and not run, on tensors of the CPU.
     """
     with _disable_current_modes():
-        arguments = [torch.empty(x[0], dtype=x[1]) if isinstance(x, tuple) else x for x in key]
+        arguments = argument(key)
         recorder, inner = Recorder(), Counts("cpu")
         with replaced_by(Device(recorder)), inner, torch.no_grad():
             _DIRECT[func.overloadpacket](*arguments)  # a call of `func` would not be seen below the first dispatch

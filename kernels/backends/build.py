@@ -58,10 +58,13 @@ def no_compiler() -> str:
 def cache_folder() -> Path:
     if folder := os.environ.get("FEWBITS_CACHE"):
         return Path(folder)
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    if str(folder).startswith("~"):
-        raise BuildError("this user has no home directory: set FEWBITS_CACHE to a folder for the compiled kernels")
-    return folder / "fewbits"
+    if parent := os.environ.get("XDG_CACHE_HOME"):
+        return Path(parent, "fewbits")
+    try:
+        return Path.home() / ".cache" / "fewbits"
+    except RuntimeError:
+        text = "this user has no home directory: set FEWBITS_CACHE to a folder for the compiled kernels"
+        raise BuildError(text) from None
 
 
 def library_path() -> Path:

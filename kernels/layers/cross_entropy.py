@@ -28,6 +28,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, ignored: int, overwrite: b
     """
     if not takes(logits):
         return F.cross_entropy(logits.float(), targets, reduction="none", ignore_index=ignored)
+    targets = targets.long()  # the kernels read int64; of another integer type, as torch, is accepted
     overwrite = overwrite and logits.is_contiguous() and not torch.compiler.is_compiling()
     return _cross_entropy_of(logits, targets, ignored, overwrite)[0]
 

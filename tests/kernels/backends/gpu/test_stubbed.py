@@ -238,9 +238,10 @@ def test_a_replay_has_the_seed_and_the_signs_of_its_step(stub: Stub, name: str) 
     def results(backend: Any, step: int) -> list[Tensor]:
         return pytree.tree_leaves(ask(backend, x, step_seed(7, step, 2, 1)))
 
-    with CapturedSeeds(x.device).captured():  # loads the kernels
+    earlier = CapturedSeeds(x.device)
+    with earlier.captured():  # loads the kernels
         early = results(stub.device, 1)
-    seeds = CapturedSeeds(x.device)
+    seeds = CapturedSeeds(x.device, earlier)
     with seeds.captured(), stub.capture() as graph:
         captured = results(stub.device, 2)
     for step in (1, 2, 9):
@@ -250,6 +251,14 @@ def test_a_replay_has_the_seed_and_the_signs_of_its_step(stub: Stub, name: str) 
             assert_same(got, want, f"step {step}")
     for got, want in zip(early, results(reference, 1), strict=True):
         assert_same(got, want, "before the capture")
+
+
+def test_a_capture_allocates_no_memory_for_seeds(stub: Stub) -> None:
+    ask, x = REPLAYED["weights"], make("lognormal", (40, 72), torch.bfloat16)
+    with CapturedSeeds(x.device).captured():
+        ask(stub.device, x, step_seed(7, 1))
+    with CapturedSeeds(x.device).captured(), stub.capture(), pytest.raises(RuntimeError, match="more seeds than"):
+        ask(stub.device, x, step_seed(7, 2))
 
 
 def test_a_first_decision_inside_a_capture_says_what_to_do(stub: Stub) -> None:
