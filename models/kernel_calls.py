@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fewbits.kernels.backends.protocol import ABSENT, COUNTS, OBSERVED
 from fewbits.kernels.layers import activations, attention, cross_entropy, norms  # noqa: F401, they register operators
 from fewbits.kernels.layers.library import takes
 from fewbits.models.operand_pair import OperandPair
@@ -46,6 +47,8 @@ def _calls_of_pair(pair: OperandPair, x: Tensor) -> Iterator[Call]:
 def _calls_around_layers(dtype: torch.dtype) -> Iterator[Call]:
     """Yield the calls of norms, activations, rotations and cross entropy, whose kernels depend only on the dtype."""
     ops, x, w = torch.ops.fewbits, torch.empty(1, 8, dtype=dtype), torch.empty(8)
+    counts = torch.zeros(1, COUNTS, dtype=torch.int64)
+    yield partial(ops.observe, torch.zeros(1, OBSERVED, dtype=torch.int64), [counts], [ABSENT], [0])
     if not takes(x):
         return
     for source in (x, x.float()):  # Mamba-2 has norms of FP32 tensors

@@ -43,7 +43,7 @@ def test_names_intervals_and_extra_evaluation_are_no_part_of_an_id() -> None:
     assert {override.partition("=")[0] for override in free} == FREE
     assert the_id(*overrides, *free) == the_id(*overrides)
     settings: dict[str, object] = {"runs": "else", "cache": "else", "keep_checkpoints": 5, "keep_every": 3}
-    settings |= {"keep_steps": [7], "tracking": "mlflow"}
+    settings |= {"keep_steps": [7], "tracking": "mlflow", "cuda_graph": "auto"}
     runtime_overrides = [f"runtime.{key}={value}" for key, value in settings.items()]
     assert the_id(*overrides, *runtime_overrides) == the_id(*overrides)
     assert {field.name for field in dataclasses.fields(Runtime)} == {*settings, "device", "threads"}  # tested below
