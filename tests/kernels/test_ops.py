@@ -61,8 +61,6 @@ OPERATORS: dict[str, list[tuple[Any, ...]]] = {
     "quantize_both": [(X, "e2m1:1x16:nvfp4", FP4, 0, 4)],
     "mix": [(X, "e4m3:16x16:gam @ error<0.02 | bf16 ; per=block", 0, 0), (X, ROTATED_MIX, -1, 0)],
     "observe": [(torch.zeros(2, OBSERVED).long(), [torch.ones(3, COUNTS).long()], [torch.ones(3).char()], [1])],
-        (torch.zeros(2, OBSERVED, dtype=torch.int64), [torch.ones(3, COUNTS).long()], [torch.ones(3).char()], [1])
-    ],
     "unrotate": [(X, "e4m3:rht16", 0), (X.bfloat16(), "e4m3:rht4", -1)],
     "encode_operands": [(X, ["e4m3:128x128:amax"], [0], [0]), (X, ["e2m1:1x16:nvfp4", FP4], [-1, 0], [0, 5])],
     "encode": [(X, "e4m3:16x16:gam:group=row", 0, 0), (X, FP4, -1, 5), (X.bfloat16(), "e2m1", -1, 0)],
