@@ -49,6 +49,7 @@ except KeyboardInterrupt:
     print("at a checkpoint", flush=True)
     sys.exit(130)
 """
+TOO_SLOW = "node timed out during startup"  # Ray gives a node 30 s to start, too few on a very busy machine
 
 
 @pytest.mark.skipif(
@@ -83,12 +84,17 @@ def slurm(tmp_path: Path, **programs: str) -> Iterator[dict[str, str]]:
 
 def test_it_runs_the_sweep_on_all_nodes_and_queues_itself_again_when_time_is_up(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with slurm(tmp_path, fewbits=FEWBITS) as environment, log.open("wb") as out:
+    with slurm(tmp_path, fewbits=FEWBITS) as environment:
         command = ["bash", str(SCRIPT), "study=mor", "runtime.runs=/shared/runs"]
-        script = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
-        wait_for("\ntraining\n", log, script)
+        for _ in range(3):
+            with log.open("wb") as out:
+                script = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
+            if wait_for("\ntraining\n", log, script) or TOO_SLOW not in log.read_text():
+                break
+            script.terminate()
+            script.wait(PATIENCE)
         script.send_signal(signal.SIGUSR1)
-        assert script.wait(PATIENCE) == 130
+        assert script.wait(PATIENCE) == 130, log.read_text()
     text = log.read_text()
     assert " --address 127." not in text
     report = "report study=mor runtime.runs=/shared/runs --sweep --out /shared/reports"
@@ -144,9 +150,11 @@ def test_a_head_that_does_not_start_ends_the_job(tmp_path: Path) -> None:
     assert "Ray's head on node1 has ended" in done.stderr
 
 
-def wait_for(line: str, log: Path, script: "subprocess.Popen[bytes]") -> None:
+def wait_for(line: str, log: Path, script: "subprocess.Popen[bytes]") -> bool:
+    """Wait until the log has this line or the script has ended, and return whether the log has it."""
     give_up = time.monotonic() + PATIENCE
     while line not in log.read_text():
         if script.poll() is not None or time.monotonic() > give_up:
-            pytest.fail(log.read_text())
+            return line in log.read_text()
         time.sleep(0.1)
+    return True
