@@ -25,7 +25,7 @@ from fewbits.experiments.session import Session
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.trial import INITIAL, ROUNDING, UPDATES, Trial
 from fewbits.models.networks.decoder import Decoder
-from fewbits.models.networks.partition import adam_mini_partition
+from fewbits.models.networks.partition import partition_of
 from fewbits.models.networks.registry import build, on_meta
 from fewbits.models.networks.sharded import fill
 from fewbits.models.observer import Observer
@@ -75,7 +75,7 @@ def set_up(trial: Trial, device: torch.device, ranks: int = 1) -> State:
         penalty = Penalties(quantization).take
     if trial.training.recompute:
         recompute_blocks(model)
-    partition = adam_mini_partition(on_meta(trial.model), trial.optimizer.kind)
+    partition = partition_of(on_meta(trial.model), trial.optimizer.kind)
     optimizer = make_optimizer(model, trial.optimizer, partition=partition)
     policy = Policy(trial.precision, model, optimizer, seed=trial.seed_for(UPDATES), steps=trial.training.steps)
     return State(model, optimizer, quantization, policy, penalty)

@@ -45,6 +45,7 @@ COMPUTES = {
     "fewbits.models.quantize",
     "fewbits.models.quantized_linear",
     "fewbits.experiments.optimization.adam_mini",
+    "fewbits.experiments.optimization.muon",
     "fewbits.experiments.optimization.optimizers",
     "fewbits.experiments.probes.probe",
     "fewbits.experiments.state",

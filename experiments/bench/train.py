@@ -27,7 +27,7 @@ from fewbits.experiments.optimization.optimizers import OptimizerConfig, clip_gr
 from fewbits.kernels.products import matmul
 from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.layers import Linear
-from fewbits.models.networks.partition import adam_mini_partition
+from fewbits.models.networks.partition import partition_of
 from fewbits.models.networks.registry import build, linear_parameters, on_meta, parameters
 from fewbits.models.quantize import Quantization, quantize
 from fewbits.models.recipe import Recipe
@@ -74,7 +74,7 @@ def measure(
     length: int,
     steps: int,
 ) -> ModelResult:
-    """Time plain BF16 and each recipe, with each of the optimizers (adamw, adam-mini).
+    """Time plain BF16 and each recipe, with each of the optimizers (adamw, adam-mini, muon).
 
     batch: the number of sequences. length: tokens of a sequence. steps: the number of timed turns.
     """
@@ -177,11 +177,11 @@ class Step:
     """A model that is trained with a recipe or in plain BF16, always on the same batch; each call runs one step."""
 
     def __init__(self, config: DecoderConfig, recipe: Recipe | None, optimizer: str, batch: Tensor) -> None:
-        """Build the model. recipe: None for plain BF16. optimizer: adamw, adam-mini. batch: [sequences, length + 1]."""
+        """Build the model. recipe: None for plain BF16. optimizer: its kind. batch: [sequences, length + 1]."""
         self.model = build(config, seed=0, device=batch.device)
         self.quantization: Quantization | None = None if recipe is None else quantize(self.model, recipe)
-        partition = None if optimizer == "adamw" else adam_mini_partition(self.model, optimizer)
-        self.optimizer = make_optimizer(self.model, OptimizerConfig(kind=optimizer), partition=partition)
+        settings = OptimizerConfig(kind=optimizer)
+        self.optimizer = make_optimizer(self.model, settings, partition=partition_of(self.model, optimizer))
         self.inputs, self.targets = batch[:, :-1], batch[:, 1:]
         self.number = 0
 

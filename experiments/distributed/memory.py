@@ -28,7 +28,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from fewbits.experiments.optimization.precision import DTYPES
 from fewbits.experiments.trial import Trial
 from fewbits.models.networks.decoder import Block, Decoder, DecoderConfig, logits_at_once
-from fewbits.models.networks.partition import adam_mini_partition
+from fewbits.models.networks.partition import partition_of
 from fewbits.models.networks.registry import on_meta
 from fewbits.models.quantize import quantize
 from fewbits.models.quantized_linear import QuantizedLinear
@@ -215,11 +215,9 @@ def _rows_bytes(parameter: Tensor, ranks: int) -> int:
 
 def _states(trial: Trial, own: dict[str, int]) -> int:
     """Return the bytes of the optimizer's moments. own: this rank's bytes of each parameter."""
-    if trial.optimizer.kind == "adamw":
-        return 2 * sum(own.values())
-    partition = adam_mini_partition(on_meta(trial.model), trial.optimizer.kind)
-    second = 0
+    partition, second = partition_of(on_meta(trial.model), trial.optimizer.kind), 0
     for name, size in own.items():
-        parts = partition.get(name, "tensor")
-        second += size if parts == "element" else FP32 * (1 if isinstance(parts, str) else len(parts))
+        parts = partition.get(name, "tensor" if trial.optimizer.kind == "adam-mini" else "element")
+        if trial.optimizer.kind != "muon" or parts == "element":
+            second += size if parts == "element" else FP32 * (1 if isinstance(parts, str) else len(parts))
     return sum(own.values()) + second

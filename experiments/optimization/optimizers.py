@@ -1,12 +1,14 @@
-"""Make a trial's optimizer, AdamW or Adam-mini, and set its learning rate, clip gradients, save and restore its state.
+"""Make a trial's optimizer (AdamW, Adam-mini, Muon), set its learning rate, clip gradients, save and restore its state.
 
-There are three groups of parameters:
+There are up to four groups of parameters:
 
-    decay   matrices (two dimensions or more): weights, embeddings, convolutions; with weight decay
-    plain   norms, biases and other vectors, and the parameters of Mamba-2's recurrence; without weight decay. With
-            `decay_vectors`, these parameters are in `decay`
-    bits    a sampler's learned bit widths (b_i of GaussWS eq. 11); always with weight decay, because it pulls the bit
-            widths to the target. This group may have its own learning rate and weight decay.
+    matrices  only with Muon: the weights of linear layers inside blocks; with weight decay. This group may have its own
+              learning rate, as Keller Jordan's Muon needs
+    decay     other matrices (two dimensions or more): weights, embeddings, convolutions; with weight decay
+    plain     norms, biases and other vectors, and the parameters of Mamba-2's recurrence; without weight decay. With
+              `decay_vectors`, these parameters are in `decay`
+    bits      a sampler's learned bit widths (b_i of GaussWS eq. 11); always with weight decay, because it pulls the bit
+              widths to the target. This group may have its own learning rate and weight decay.
 
 The learning rate of an update is the group's `peak_lr` times the schedule's factor. A checkpoint stores the state by
 parameter name, but no settings, which always come from the config. If a branch's recipe adds or drops a sampler, the
@@ -15,9 +17,8 @@ state of all other parameters is still restored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from inspect import unwrap
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -25,14 +26,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from fewbits.common.from_dict import one_of
 from fewbits.experiments.optimization.adam_mini import AdamMini
+from fewbits.experiments.optimization.muon import SCALES, AdamW, Muon
 from fewbits.models.networks.partition import Partition
 from fewbits.models.networks.sharded import copy_like, is_sharded, local
-from fewbits.models.runtime import UntracedOptimizer
 
 BITS = "bit_scale"
 RECURRENCE = ("A_log", "D", "dt_bias")  # Mamba-2's parameters that count as vectors, whatever their shape
-KINDS = ("adamw", "adam-mini", "adam-mini-1.0")
+KINDS = ("adamw", "adam-mini", "muon")
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,25 @@ class OptimizerConfig:
     clip: float | None = 1.0  # largest gradient norm; None: no clipping
     bits_lr_ratio: float = 1.0  # (learning rate of b_i) / lr; assumed, GaussWS does not state it
     bits_weight_decay: float | None = None  # of b_i; None: weight_decay's value; assumed, GaussWS does not state it
+    momentum: float = field(default=0.95, metadata={"neutral": 0.95})  # only muon
+    # Only muon: (learning rate of matrices) / lr.
+    matrix_lr_ratio: float = field(default=1.0, metadata={"neutral": 1.0})
+    # Only muon: the factor of an orthogonal update. match-rms: 0.2·√max(rows, columns), which gives it the root mean
+    # square of AdamW's updates (arXiv 2502.16982); original: √max(1, rows / columns), Keller Jordan's.
+    matrix_scale: str = field(default="match-rms", metadata={"neutral": "match-rms"})
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"unknown optimizer {self.kind!r}: valid optimizers are {', '.join(KINDS)}")
-        for name in ("beta1", "beta2"):
+        one_of("optimizer.matrix_scale", self.matrix_scale, SCALES)
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if "neutral" in setting.metadata and self.kind != "muon" and value != setting.default:
+                raise ValueError(f"optimizer.{setting.name}={value}: only optimizer=muon has this setting")
+        for name in ("beta1", "beta2", "momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"optimizer.{name}={getattr(self, name)}: valid values are numbers from 0 to below 1")
-        for name in ("lr", "eps", "weight_decay", "bits_lr_ratio", "bits_weight_decay"):
+        for name in ("lr", "eps", "weight_decay", "bits_lr_ratio", "bits_weight_decay", "matrix_lr_ratio"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise ValueError(f"optimizer.{name}={value}: valid values are finite numbers, 0 or more")
@@ -66,46 +79,55 @@ class OptimizerConfig:
             )
 
 
-class AdamW(UntracedOptimizer, torch.optim.AdamW):
-    """The fused AdamW of torch, whose `step` is excluded from torch.compile."""
-
-    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
-
-
 def make_optimizer(
     model: nn.Module, config: OptimizerConfig, *, partition: Mapping[str, Partition] | None = None
 ) -> torch.optim.Optimizer:
     """Return the optimizer of a model.
 
-    partition: for Adam-mini, the division of each parameter into parts that share a second moment, by parameter name.
-        Where a sampler's bit widths are missing, their partition is "tensor" (assumed), as in Adam-mini's published
-        code for every parameter that it does not know.
+    partition: the parts of parameters by name, as `partition_of` returns them: for Adam-mini, those that share a second
+        moment; for Muon, the matrices. Where a sampler's bit widths are missing, their partition is "tensor" for
+        Adam-mini (assumed), as in its published code for every parameter that it does not know.
     """
-    groups = parameter_groups(model, config)
+    matrices = (partition or {}) if config.kind == "muon" else {}
+    groups = parameter_groups(model, config, matrices)
     settings: dict[str, Any] = {"lr": config.lr, "betas": (config.beta1, config.beta2), "eps": config.eps}
     optimizer: torch.optim.Optimizer
     if config.kind == "adamw":
         optimizer = AdamW(groups, fused=True, **settings)
+    elif config.kind == "muon":
+        params = dict(model.named_parameters())
+        parts: dict[Tensor, tuple[int, ...]] = {
+            params[name]: rows for name, rows in matrices.items() if not isinstance(rows, str)
+        }
+        optimizer = Muon(groups, parts, momentum=config.momentum, scale=config.matrix_scale, **settings)
     else:
         optimizer = AdamMini(groups, _by_parameter(model, partition), **settings)
     optimizer.register_step_post_hook(_move_versions)
     return optimizer
 
 
-def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Return the parameter groups `decay`, `plain` and `bits`, without empty ones, as dicts for torch's optimizers.
+def parameter_groups(model: nn.Module, config: OptimizerConfig, matrices: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Return the parameter groups, without empty ones, as dicts for torch's optimizers. matrices: names for this group.
 
     `params` is a list of pairs (name, parameter), `name` the group's name, and `peak_lr` its peak learning rate.
     """
-    members: dict[str, list[tuple[str, nn.Parameter]]] = {"decay": [], "plain": [], "bits": []}
+    members: dict[str, list[tuple[str, nn.Parameter]]] = {name: [] for name in ("matrices", "decay", "plain", "bits")}
     for name, param in model.named_parameters():
         if param.requires_grad:
-            members[_group_name(name, param, config)].append((name, param))
+            group = "matrices" if name in matrices else _group_name(name, param, config)
+            members[group].append((name, param))
     bits_decay = config.weight_decay if config.bits_weight_decay is None else config.bits_weight_decay
-    decays = {"decay": config.weight_decay, "plain": 0.0, "bits": bits_decay}
-    peaks = {"decay": config.lr, "plain": config.lr, "bits": config.lr * config.bits_lr_ratio}
+    decays = {"plain": 0.0, "bits": bits_decay}
+    ratios = {"matrices": config.matrix_lr_ratio, "bits": config.bits_lr_ratio}
+    peaks = {name: config.lr * ratios.get(name, 1.0) for name in members}
     return [
-        {"params": params, "name": name, "lr": peaks[name], "peak_lr": peaks[name], "weight_decay": decays[name]}
+        {
+            "params": params,
+            "name": name,
+            "lr": peaks[name],
+            "peak_lr": peaks[name],
+            "weight_decay": decays.get(name, config.weight_decay),
+        }
         for name, params in members.items()
         if params
     ]
@@ -189,6 +211,15 @@ def _is_by_part(optimizer: torch.optim.Optimizer, param: Tensor) -> bool:
     return isinstance(optimizer, AdamMini) and not optimizer.is_by_element(param)
 
 
+def _moments(optimizer: torch.optim.Optimizer, param: Tensor) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a parameter's moments, by their names in the optimizer's state."""
+    shape = tuple(param.shape)
+    if isinstance(optimizer, Muon) and param in optimizer.matrices:
+        return {"momentum_buffer": shape}
+    second = optimizer.second_moment_shape(param) if isinstance(optimizer, AdamMini) else shape
+    return {"exp_avg": shape, "exp_avg_sq": second}
+
+
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
     """Return the optimizer's state by parameter name, for checkpoints; it shares memory with the optimizer."""
     return {
@@ -218,9 +249,8 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, states: Mapping[str, 
         if name in states
     }
     for name, param in params.items():
-        second = optimizer.second_moment_shape(param) if isinstance(optimizer, AdamMini) else tuple(param.shape)
         saved = {key: tuple(value.shape) for key, value in copies.get(name, {}).items()}
-        if saved and saved != {"step": (), "exp_avg": tuple(param.shape), "exp_avg_sq": second}:
+        if saved and saved != {"step": (), **_moments(optimizer, param)}:
             raise ValueError(
                 f"the saved state of {name} has the shapes {saved}: use the optimizer and partition of that state"
             )

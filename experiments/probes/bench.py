@@ -32,7 +32,7 @@ from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.trial import ORDER, ROUNDING, Trial
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.decoder import Decoder
-from fewbits.models.networks.partition import adam_mini_partition
+from fewbits.models.networks.partition import partition_of
 from fewbits.models.networks.registry import on_meta
 from fewbits.models.observer import Observer, ObserverConfig
 from fewbits.models.quantize import Quantization, quantize
@@ -134,7 +134,7 @@ class UpdateEffect:
         device = next(model.parameters()).device
         states = checkpoints.unflatten(checkpoint.tensors(device, under="optimizer."), checkpoint.state["optimizer"])
         self._states = {name: state for name, state in states.items() if not name.endswith(_WIDTHS)}
-        self._partition = adam_mini_partition(on_meta(parent.model), parent.optimizer.kind)
+        self._partition = partition_of(on_meta(parent.model), parent.optimizer.kind)
         self._step = min(checkpoint.step, parent.training.steps - 1)
 
     @property

@@ -216,7 +216,7 @@ def _train_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", default="nemotron-nano", help="models, separated by commas (default: nemotron-nano)")
     parser.add_argument("--layers", type=positive, help="time only this number of blocks, if a model is too large")
     parser.add_argument("--recipes", default="mor/block,nvfp4,gaussws", help="default: %(default)s")
-    parser.add_argument("--optimizers", default="adamw", help="adamw, adam-mini, or both, separated by a comma")
+    parser.add_argument("--optimizers", default="adamw", help="adamw, adam-mini, muon, or several, separated by commas")
     parser.add_device()
     about = "sequences in a batch: one number, or one for each model, separated by commas (default: 8)"
     parser.add_argument("--batch", type=_numbers, default=[8], metavar="N,…", help=about)

@@ -229,8 +229,8 @@ def _print_group(group: str, name: str | None, searched: Sequence[str], as_json:
         print_table(COLUMNS[:2], [(name, about) for name, about, _ in rows])
     else:
         print("\n".join([name, f"  {rows[0][1]}", *_setting_lines(rows[0][2])]))
-        if str(rows[0][2].get("optimizer.kind")).startswith("adam-mini"):
-            _print_second_moments(rows[0][2]["optimizer.kind"])
+        if rows[0][2].get("optimizer.kind") == "adam-mini":
+            _print_second_moments()
     if group == "data":
         from fewbits.experiments.data.tokenizing import SPELLINGS
 
@@ -239,14 +239,14 @@ def _print_group(group: str, name: str | None, searched: Sequence[str], as_json:
         print("`fewbits data NAME` downloads and tokenizes openwebtext, c4 and c4-nemotron.")
 
 
-def _print_second_moments(kind: str) -> None:
+def _print_second_moments() -> None:
     """Print, for two models, which entries of each parameter share a second moment."""
     from fewbits.models.networks.partition import adam_mini_partition
     from fewbits.models.networks.presets import MODELS
     from fewbits.models.networks.registry import on_meta
 
     for name in ("gpt2-nano", "llama2-nano"):
-        partition = adam_mini_partition(on_meta(MODELS[name]), kind)
+        partition = adam_mini_partition(on_meta(MODELS[name]))
         print(f"\nsecond moments in {name} (all blocks are equal):")
         shown = {key: parts for key, parts in partition.items() if not re.match(r"blocks\.[1-9]", key)}
         print_table(("parameter", "one second moment for each of"), [(key, _parts(p)) for key, p in shown.items()])

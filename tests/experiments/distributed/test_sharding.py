@@ -41,6 +41,7 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
     "tied gpt2": (*GPT2, "recipe=bf16", "optimizer.clip=0.01"),
     "mor": (*MOR, "model=llama2-nano", "model.ffn=96"),
     "nvfp4 hybrid": (*HYBRID, "recipe=nvfp4", "recipe.keep.last=0", "recipe.keep.first=0", "recipe.wgrad.output=fp32"),
+    "muon": ("recipe=nvfp4", "optimizer=muon", "model.kv_heads=2", "model.width=96"),
     "gaussws": ("recipe=gaussws", "recipe.sampler.penalty=0.01", "optimizer.clip=null"),
     "adam-mini": ("recipe=bf16", "optimizer=adam-mini"),
     "adam-mini gaussws hybrid": (*HYBRID, "recipe=gaussws", "recipe.sampler.penalty=0.01", "optimizer=adam-mini"),

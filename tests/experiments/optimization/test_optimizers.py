@@ -68,8 +68,12 @@ def partition(model: nn.Module) -> dict[str, Partition]:
     return found | {"embed.weight": "element", "up.weight": (7,) * 10}
 
 
+MATRICES = {"up.weight": (30, 40), "linear_D.weight": (4,)}
+
+
 def build(kind: str, model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
-    return make_optimizer(model, OptimizerConfig(kind=kind, **settings), partition=partition(model))
+    parts = MATRICES if kind == "muon" else partition(model)
+    return make_optimizer(model, OptimizerConfig(kind=kind, **settings), partition=parts)
 
 
 def members(optimizer: torch.optim.Optimizer) -> dict[str, set[str]]:
@@ -98,8 +102,11 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> s
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_matrices_are_decayed_vectors_and_mambas_recurrence_are_not_and_bit_widths_are_apart(kind: str) -> None:
-    assert members(build(kind, Model())) == {
-        "decay": {"embed.weight", "up.weight", "mixer.conv.weight", "linear_D.weight"},
+    found = members(build(kind, Model()))
+    matrices = found.pop("matrices", set())
+    assert matrices == (MATRICES.keys() if kind == "muon" else set())
+    assert found == {
+        "decay": {"embed.weight", "up.weight", "mixer.conv.weight", "linear_D.weight"} - matrices,
         "plain": {"up.bias", "norm.weight", "norm.bias", "mixer.conv.bias", "mixer.A_log", "mixer.D", "mixer.dt_bias"}
         | {"linear_D.bias"},
         "bits": {"up.bit_scale"},
@@ -122,8 +129,9 @@ def test_without_gradients_an_update_is_the_decay_alone(kind: str) -> None:
     set_learning_rate(optimizer, 0.25)
     optimizer.step()
     after = dict(model.named_parameters())
-    for group, kept in (("decay", 1 - 0.25 * 0.5 * 0.1), ("plain", 1.0), ("bits", 1 - 0.25 * 0.5 * 0.5 * 0.2)):
-        for name in members(optimizer)[group]:
+    decayed = 1 - 0.25 * 0.5 * 0.1
+    for group, kept in (("matrices", decayed), ("decay", decayed), ("plain", 1.0), ("bits", 1 - 0.25 * 0.25 * 0.2)):
+        for name in members(optimizer).get(group, ()):
             torch.testing.assert_close(after[name].detach(), before[name] * kept, rtol=1e-6, atol=0)
     assert torch.equal(after["frozen"], before["frozen"])
 
@@ -222,6 +230,8 @@ def test_the_state_of_other_parameters_another_optimizer_or_partition_is_refused
         load_optimizer_state(mini, optimizer_state(adamw))
     with pytest.raises(ValueError, match=naming("optimizer", "partition")):
         load_optimizer_state(adamw, optimizer_state(mini))
+    with pytest.raises(ValueError, match=naming("up.weight", "optimizer")):
+        load_optimizer_state(build("muon", model), optimizer_state(adamw))
     fewer = {name: state for name, state in optimizer_state(adamw).items() if name != "norm.bias"}
     with pytest.raises(ValueError, match=r"only one of the two has norm\.bias"):
         load_optimizer_state(adamw, fewer)
@@ -268,6 +278,31 @@ def test_adam_mini_follows_the_partition_and_takes_a_layers_bit_widths_together(
     assert sizes["up.bit_scale"] == 1
 
 
+@pytest.mark.parametrize(("scale", "theirs"), [("match-rms", "match_rms_adamw"), ("original", "original")])
+def test_muon_has_torchs_bits_for_each_matrix_and_adamws_for_the_rest(scale: str, theirs: str) -> None:
+    ours, other, plain = Model(), Model(), Model()
+    optimizer = build("muon", ours, lr=0.01, momentum=0.9, matrix_lr_ratio=2.0, matrix_scale=scale)
+    matrices = {  # the two matrices of up.weight share its memory
+        name: [nn.Parameter(part) for part in other.get_parameter(name).detach().split(rows)]
+        for name, rows in MATRICES.items()
+    }
+    every = [part for parts in matrices.values() for part in parts]
+    muon = torch.optim.Muon(every, lr=0.02, weight_decay=0.1, momentum=0.9, adjust_lr_fn=theirs)
+    adamw = build("adamw", plain, lr=0.01)
+    for step in range(5):
+        for model in (ours, other, plain):
+            backward(model, step)
+        for name, rows in MATRICES.items():
+            grad = other.get_parameter(name).grad
+            assert grad is not None
+            for part, own in zip(matrices[name], grad.split(rows), strict=True):
+                part.grad = own.contiguous()
+        for each in (optimizer, muon, adamw):
+            each.step()
+    for name, value in ours.state_dict().items():
+        assert torch.equal(value, (other if name in MATRICES else plain).state_dict()[name]), name
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
@@ -291,6 +326,8 @@ def test_a_partition_must_speak_of_every_parameter(broken: Callable[[Any], Any],
         ({"clip": 0.0}, r"clip=0.0.*finite numbers above 0"),
         ({"clip": float("inf")}, r"clip=inf.*finite numbers above 0"),
         ({"bits_weight_decay": -0.1}, "bits_weight_decay=-0.1"),
+        ({"momentum": 0.9}, "momentum=0.9: only optimizer=muon"),
+        ({"kind": "muon", "matrix_scale": "rms"}, "matrix_scale.*match-rms, original"),
     ],
 )
 def test_a_wrong_setting_is_named_with_what_is_valid(settings: dict[str, Any], message: str) -> None:

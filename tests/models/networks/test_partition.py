@@ -1,19 +1,19 @@
 """Check Adam-mini's partition: it covers every parameter, with groups of rows for heads and for output neurons."""
 
 import pytest
+import torch
 from torch import nn
 
-from fewbits.models.networks.partition import adam_mini_partition
+from fewbits.models.networks.partition import _is_head, adam_mini_partition, muon_partition
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import on_meta
 from tests.messages import naming
 
 
-@pytest.mark.parametrize("kind", ["adam-mini", "adam-mini-1.0"])
 @pytest.mark.parametrize("name", MODELS)
-def test_groups_of_rows_cover_each_parameter_once(name: str, kind: str) -> None:
+def test_groups_of_rows_cover_each_parameter_once(name: str) -> None:
     model = on_meta(MODELS[name])
-    partition = adam_mini_partition(model, kind)
+    partition = adam_mini_partition(model)
     assert list(partition) == [name for name, _ in model.named_parameters()]
     for name, parameter in model.named_parameters():
         groups = partition[name]
@@ -23,7 +23,7 @@ def test_groups_of_rows_cover_each_parameter_once(name: str, kind: str) -> None:
 def test_a_fused_qkv_has_queries_and_keys_by_head_and_values_by_neuron() -> None:
     model, name = on_meta(MODELS["nvfp4-1.2b"]), "blocks.0.attention.qkv.weight"
     assert adam_mini_partition(model)[name] == (128,) * (16 + 8) + (1,) * (8 * 128)
-    assert adam_mini_partition(model, "adam-mini-1.0")[name] == (128,) * (16 + 8) + (8 * 128,)
+    assert muon_partition(model)[name] == (128 * 16, 128 * 8, 128 * 8)
 
 
 def test_separate_queries_and_keys_go_by_head_and_the_other_linear_layers_by_neuron() -> None:
@@ -42,20 +42,27 @@ def test_separate_queries_and_keys_go_by_head_and_the_other_linear_layers_by_neu
     }
 
 
-def test_embeddings_and_head_go_by_row_and_earlier_by_element() -> None:
+def test_embeddings_and_head_go_by_row() -> None:
     model = on_meta(MODELS["llama2-nano"])
     assert adam_mini_partition(model)["head.weight"] == (1,) * 256
-    assert adam_mini_partition(model, "adam-mini-1.0")["head.weight"] == "element"
     model = on_meta(MODELS["gpt2-nano"])
     for name in ("embed.weight", "positions.weight"):
         assert set(adam_mini_partition(model)[name]) == {1}
-        assert adam_mini_partition(model, "adam-mini-1.0")[name] == "element"
 
 
-def test_earlier_values_outputs_mlp_and_biases_go_by_tensor() -> None:
-    partition = adam_mini_partition(on_meta(MODELS["gpt2-nano"]), "adam-mini-1.0")
-    block = {name: groups for name, groups in partition.items() if ".0." in name}
-    assert {name for name, groups in block.items() if groups != "tensor"} == {"blocks.0.attention.qkv.weight"}
+def test_muons_matrices_are_the_linear_layers_of_blocks_router_and_experts_included() -> None:
+    partition = muon_partition(on_meta(MODELS["hybrid-nano"]))
+    assert {name: rows for name, rows in partition.items() if name.startswith("blocks.0.")} == {
+        "blocks.0.mamba.in_proj.weight": (1160,),
+        "blocks.0.mamba.out_proj.weight": (256,),
+    }
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(hidden_size=16, moe_intermediate_size=24, num_experts=3, num_hidden_layers=1)
+    with torch.device("meta"):
+        model = Qwen3MoeForCausalLM(config)
+    found = {name.partition(".mlp.")[2]: rows for name, rows in muon_partition(model).items() if ".mlp." in name}
+    assert found == {"gate.weight": (3,), "experts.gate_up_proj": (48,) * 3, "experts.down_proj": (16,) * 3}
 
 
 def test_mambas_linear_layers_go_by_neuron_and_the_rest_of_it_by_tensor() -> None:
@@ -108,7 +115,7 @@ def test_queries_without_a_heads_dimension_are_refused(head_dim: int | None) -> 
         adam_mini_partition(nn.Sequential(Attention()))
 
 
-def test_an_attentions_output_is_no_head_and_other_optimizers_have_no_partition() -> None:
+def test_an_attentions_output_is_no_head() -> None:
     class Layer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -117,7 +124,4 @@ def test_an_attentions_output_is_no_head_and_other_optimizers_have_no_partition(
     attention = Layer()
     attention.head_dim = 2  # type: ignore[assignment]
     model = nn.ModuleDict({"layer": Layer(), "attention": attention})
-    partition = adam_mini_partition(model, "adam-mini-1.0")
-    assert partition == {"layer.output.weight": "element", "attention.output.weight": "tensor"}
-    with pytest.raises(ValueError, match=r"'adam-mini-2': valid values are adam-mini, adam-mini-1\.0"):
-        adam_mini_partition(model, "adam-mini-2")
+    assert [_is_head(model, f"{name}.output", "weight") for name in model] == [True, False]
