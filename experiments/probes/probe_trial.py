@@ -10,8 +10,7 @@ A probe trial is planned, scheduled, cached and resumed like a trial that trains
     numerics.parquet   statistics of each operand, as a training trial writes them, over all batches together
     result.json        means over batches (tables.py)
 
-Until the end, each measured batch is stored in a file in `batches/`, so that an interrupted probe continues with the
-next batch and gives the same files as an uninterrupted one.
+An interrupted probe starts again: it takes minutes, and some of its sums need the gradients of all batches.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor
 
-from fewbits.common.atomic import checked_json, remove_folder, write_json, write_parquet
+from fewbits.common.atomic import write_json, write_parquet
 from fewbits.experiments.optimization.precision import DTYPES
 from fewbits.experiments.probes.bench import (
     Bench,
@@ -48,7 +46,7 @@ from fewbits.experiments.storage.results import decisions
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.seeds import derive_seed
 
-FOLDER, TABLE, SUMS = "batches", "probe.parquet", "sums.parquet"
+TABLE, SUMS = "probe.parquet", "sums.parquet"
 
 Row = dict[str, Any]
 Vector = Mapping[str, Tensor]  # a gradient, or a difference of gradients, by parameter name
@@ -77,59 +75,50 @@ def run(session: Session) -> dict[str, Any]:
     checkpoint, source = session.parent.checkpoint, run_folder.saved_trial(session.parent.folder.path)
     own = replace(source, model=replace(source.model, dropout=0.0), training=replace(source.training, dtype=t.dtype))
     bench = make_bench(own, checkpoint, device, DTYPES[trial.probe.reference or t.dtype])
-    begin = _finished(folder.path)
-    session.add_segment(begin)
-    _file(folder.path, 0).parent.mkdir(exist_ok=True)
+    session.add_segment(0)
     read = list(batches(session.corpus, trial, source, checkpoint.state["position"]))
     probe = _Probe(trial, bench, UpdateEffect(source, checkpoint, bench.exact), device, read)
-    if begin:
-        probe.measure(begin - 1)  # for `_across`, which compares the next batch with the batch before
-    for number in range(begin, t.steps):
+    measured: dict[str, list[Row]] = {"rows": [], "numerics": [], "sums": []}
+    for number in range(t.steps):
         began = time.perf_counter()
-        rows = probe.measure(number)
+        for name, rows in probe.measure(number).items():
+            measured[name] += rows
         if session.lost():
             raise Lost
-        write_json(_file(folder.path, number), rows)
         seconds = time.perf_counter() - began
         speed = t.micro_batch * t.length / seconds
-        loss = rows["rows"][0]["loss"]
-        session.events.step(Progress(number + 1, t.steps, math.nan if loss is None else loss, speed, seconds))
+        session.events.step(Progress(number + 1, t.steps, probe.loss, speed, seconds))
         if session.stopping() and number + 1 < t.steps:
             raise KeyboardInterrupt
     session.corpus.check_unchanged()
-    result = _write(trial, checkpoint.step, folder, t.steps)
+    result = _write(trial, checkpoint.step, folder, measured)
     session.events.saved(folder)
     return result
 
 
-def _write(trial: Trial, step: int, folder: run_folder.RunFolder, count: int) -> dict[str, Any]:
-    """Merge the files of single batches into the trial's tables, write and return its result, and remove these files.
+def _write(trial: Trial, step: int, folder: run_folder.RunFolder, measured: dict[str, list[Row]]) -> dict[str, Any]:
+    """Write the trial's tables and its result, and return the result.
 
-    step: the checkpoint's step. count: the number of batches.
+    step: the checkpoint's step. measured: what `_Probe.measure` returned for all batches.
     """
-    stored = [checked_json(_file(folder.path, number)) or {} for number in range(count)]
-    table = pd.DataFrame([row for batch in stored for row in batch["rows"]])
+    table = pd.DataFrame(measured["rows"])
     texts = ("variant", "layer", "part")
     table = table.astype(
         {name: "Int64" if name in ("batch", "block") else float for name in table if name not in texts}
     )
     write_parquet(folder.path / TABLE, table)
-    numerics = numerics_table([row for batch in stored for row in batch["numerics"]], step)
+    numerics = numerics_table(measured["numerics"], step)
     write_parquet(folder.path / "numerics.parquet", numerics)
     if trial.probe.accumulators:
-        write_parquet(folder.path / SUMS, pd.DataFrame([row for batch in stored for row in batch["sums"]]))
-    result: dict[str, Any] = {"id": folder.id, "name": trial.name, "status": "done", "step": count}
+        write_parquet(folder.path / SUMS, pd.DataFrame(measured["sums"]))
+    result: dict[str, Any] = {"id": folder.id, "name": trial.name, "status": "done", "step": trial.training.steps}
     result |= {**summarize(table), **decisions(numerics)}
     write_json(folder.path / "result.json", result)
-    remove_folder(folder.path / FOLDER)
     return result
 
 
 class _Probe:
-    """Measures batches with a trial's recipe at a checkpoint.
-
-    It keeps the gradients of the batch measured last, for their scalar products with those of the next batch.
-    """
+    """Measures batches with a trial's recipe at a checkpoint, one after the other."""
 
     def __init__(
         self,
@@ -144,8 +133,8 @@ class _Probe:
         _, quantization = bench.quantized(trial.recipe, 0, 0)
         self._random = draws_noise(quantization)
         self._variants = [Variant(ALL), *variants(trial.probe.parts, quantization)]
-        # Of the batch measured last: the exact gradient, and the quantized gradient's mean difference from it.
-        self._last: tuple[Vector, Vector] | None = None
+        self._pairs = Pairs()
+        self.loss = math.nan  # with the recipe, of the batch measured last
 
     def measure(self, number: int) -> dict[str, list[Row]]:
         """Measure the batch with this number, from 0; return its rows in lists: `rows`, `numerics`, `sums`.
@@ -155,6 +144,7 @@ class _Probe:
         inputs, targets = self._tokens(number)
         reference, exact = backward(self._bench.exact, inputs, targets)
         accumulators = self._trial.probe.accumulators
+        update = self._update(number)
         rows: list[Row] = []
         numerics: list[Row] = []
         sums: list[Row] = []
@@ -163,6 +153,7 @@ class _Probe:
             passes = self._trial.probe.seeds if whole and self._random else 1
             errors, losses = GradientErrors(exact, random=self._random), []
             mean: dict[str, Tensor] = {}
+            decreases: list[dict[str, float]] = []
             for draw in range(passes):
                 seed = derive_seed(self._trial.seed, number, draw)
                 model, quantization = self._bench.quantized(self._trial.recipe, number, seed)
@@ -173,9 +164,8 @@ class _Probe:
                 errors.add(gradient)
                 losses.append(loss)
                 if whole:
-                    for name, value in gradient.items():
-                        difference = (value.float() - exact[name]) / passes
-                        mean[name] = mean[name] + difference if name in mean else difference
+                    _add(mean, {name: (value.float() - exact[name]) / passes for name, value in gradient.items()})
+                    decreases.append(update.decreases(gradient))
                     observer = quantization.observer
                     assert observer is not None
                     measured = observer.rows(number, quantization.layers, weights=False)
@@ -185,52 +175,88 @@ class _Probe:
             whole_row = labels | {"layer": WHOLE, "block": None, "part": None, "loss": loss, "reference": reference}
             whole_row |= {"increase": loss - reference, **errors.measures(list(exact)), **_zeros(gradient, exact)}
             if whole:
-                whole_row |= self._across(exact, mean) | self._update(number, exact, gradient)
-                self._last = exact, mean
+                self.loss = loss
+                whole_row |= self._pairs.products(exact, mean)
+                for place, of_exact in update.decreases(exact).items():
+                    whole_row |= {
+                        f"decrease_{place}_exact": of_exact,
+                        f"decrease_{place}_quantized": sum(of[place] for of in decreases) / passes,
+                    }
             rows.append(whole_row)
             if whole:
                 for layer in quantization.layers:
                     name = f"{layer.name}.weight"
                     of_layer = errors.measures([name]) | _zeros({name: gradient[name]}, {name: exact[name]})
                     rows.append(labels | layer_labels(layer) | of_layer)
-        tables = {"rows": rows, "numerics": numerics} | ({"sums": sums} if accumulators else {})
+        tables = {"rows": rows, "numerics": numerics, "sums": sums}
         return {name: [_finite(row) for row in table] for name, table in tables.items()}
 
     def _tokens(self, number: int) -> tuple[Tensor, Tensor]:
         inputs, targets = self._batches[number % len(self._batches)]
         return inputs.to(self._device), targets.to(self._device)
 
-    def _across(self, exact: Vector, mean: Vector) -> dict[str, float]:
-        """Return scalar products of this batch's gradients and the previous batch's; an empty dict for the first batch.
+    def _update(self, number: int) -> _Update:
+        """Return the effect of the optimizer's next update on the unquantized loss of this batch and the next one.
 
-        exact: this batch's exact gradient. mean: this batch's error, the recipe's gradient minus the exact one,
-        averaged over seeds. The noise of two batches is independent, so the mean of `cross_error` over pairs of batches
-        is an unbiased estimate of the squared norm of the error that averaging over batches and seeds does not remove.
+        After the last batch, the first is the next. Nothing is measured if `probe.update` is false or the checkpoint
+        has no optimizer state.
         """
-        if self._last is None:
-            return {}
-        before, error_before = self._last
-        return {"cross_gradient": _product(exact, before), "cross_error": _product(mean, error_before)}
+        places = {}
+        if self._trial.probe.update and self._effect.known:
+            places["own"] = self._tokens(number)
+            if len(self._batches) > 1:
+                places["next"] = self._tokens(number + 1)
+        return _Update(self._effect, places)
 
-    def _update(self, number: int, exact: Vector, quantized: Vector) -> dict[str, float]:
-        """Return how much the optimizer's next update decreases the unquantized loss, as `decrease_PLACE_GRADIENT`.
 
-        PLACE: the loss is computed on this batch (`own`) or on the next batch (`next`; after the last one, the first).
-        GRADIENT: the update uses the gradient `exact` or `quantized`. The result is empty if `probe.update` is false or
-        the checkpoint has no optimizer state.
+class Pairs:
+    """Scalar products of gradients over all pairs of different batches, from sums over the batches seen so far.
+
+    The noise of two batches is independent, so the products estimate without bias what averaging over batches and
+    seeds does not remove: `cross_error` the squared norm of the error, and `cross_progress` by how much the error
+    changes the expected decrease of the loss of other batches, to first order.
+    """
+
+    def __init__(self) -> None:
+        self._exact: dict[str, Tensor] = {}
+        self._error: dict[str, Tensor] = {}
+
+    def products(self, exact: Vector, error: Vector) -> dict[str, float]:
+        """Return the products of one more batch with the sums over the earlier ones; empty for the first batch.
+
+        exact: the batch's exact gradient. error: the recipe's gradient minus the exact one, averaged over seeds.
         """
-        if not (self._trial.probe.update and self._effect.known):
+        products = {}
+        if self._exact:
+            products = {
+                "cross_gradient": _product(exact, self._exact),
+                "cross_error": _product(error, self._error),
+                "cross_progress": (_product(error, self._exact) + _product(exact, self._error)) / 2,
+            }
+        _add(self._exact, exact)
+        _add(self._error, error)
+        return products
+
+
+class _Update:
+    """Measures how much an update decreases the unquantized loss in several places, which are batches by name."""
+
+    def __init__(self, effect: UpdateEffect, places: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        self._effect, self._places = effect, places
+        self._before = {place: effect.loss(*tokens) for place, tokens in places.items()}
+
+    def decreases(self, gradient: Vector) -> dict[str, float]:
+        """Return the decrease in each place by the update with this gradient."""
+        if not self._places:
             return {}
-        places = {"own": self._tokens(number)}
-        if len(self._batches) > 1:
-            places["next"] = self._tokens(number + 1)
-        before = {place: self._effect.loss(*tokens) for place, tokens in places.items()}
-        decreases = {}
-        for name, gradient in (("exact", exact), ("quantized", quantized)):
-            with self._effect.applied(gradient):
-                for place, tokens in places.items():
-                    decreases[f"decrease_{place}_{name}"] = before[place] - self._effect.loss(*tokens)
-        return decreases
+        with self._effect.applied(gradient):
+            return {place: self._before[place] - self._effect.loss(*tokens) for place, tokens in self._places.items()}
+
+
+def _add(sums: dict[str, Tensor], vector: Vector) -> None:
+    """Add a vector to sums, by parameter name."""
+    for name, value in vector.items():
+        sums[name] = sums[name].add_(value) if name in sums else value.float().clone()
 
 
 def _finite(row: Row) -> Row:
@@ -248,16 +274,3 @@ def _zeros(quantized: Vector, exact: Vector) -> dict[str, float]:
 def _product(a: Vector, b: Vector) -> float:
     """Return the scalar product of two gradients over all parameters."""
     return float(sum(torch.dot(a[name].flatten().double(), b[name].flatten().double()) for name in a))
-
-
-def _file(path: Path, number: int) -> Path:
-    """Return the file in a run folder that stores the measurements of a batch until the end of the probe."""
-    return path / FOLDER / f"{number:05}.json"
-
-
-def _finished(path: Path) -> int:
-    """Return how many batches are stored in the run folder `path`."""
-    number = 0
-    while _file(path, number).is_file():
-        number += 1
-    return number

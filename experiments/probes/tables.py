@@ -115,9 +115,11 @@ def summarize(table: pd.DataFrame) -> dict[str, float | None]:
     gradient_zeros       share of zeros in the recipe's gradient minus share of zeros in the exact gradient
     persistent           squared norm of the gradient error that averaging over batches and seeds does not remove,
                          divided by the squared norm of the mean gradient; both are estimated by products of
-                         neighbouring batches (`_across` in probe_trial.py), so that the number can be negative
-    update_own,          decrease of the unquantized loss by one update with the recipe's gradient, divided by the
-    update_next          decrease with the exact gradient: on the same batch, and on the next batch
+                         different batches (`Pairs` in probe_trial.py), so that the number can be negative
+    progress             expected decrease of the loss of other batches by a small step along the recipe's gradient,
+                         divided by the decrease along the exact gradient, estimated by the same products
+    update_own,          decrease of the unquantized loss by one update with the recipe's gradient, mean over seeds,
+    update_next          divided by the decrease with the exact gradient: on the same batch, and on the next batch
     """
     rows = table[(table["variant"] == ALL) & (table["layer"] == WHOLE)]
     numbers: dict[str, float] = {
@@ -129,8 +131,9 @@ def summarize(table: pd.DataFrame) -> dict[str, float | None]:
         "gradient_zeros": (rows["zeros"] - rows["zeros_exact"]).mean(skipna=False),
     }
     if "cross_error" in rows:
-        products = (rows[f"cross_{name}"].iloc[1:] for name in ("error", "gradient"))  # the first row has none
-        numbers["persistent"] = _ratio(*(values.sum(skipna=False) for values in products))
+        sums = rows.iloc[1:].sum(skipna=False)  # the first row has no products
+        numbers["persistent"] = _ratio(sums["cross_error"], sums["cross_gradient"])
+        numbers["progress"] = 1 + _ratio(sums["cross_progress"], sums["cross_gradient"])
     for place in ("own", "next"):
         if f"decrease_{place}_exact" in rows:
             parts = (rows[f"decrease_{place}_{name}"].sum(skipna=False) for name in ("quantized", "exact"))

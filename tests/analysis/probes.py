@@ -88,6 +88,7 @@ def _rows(trial: Trial, error: float, increase: float, persistent: float, noise:
                 "zeros_exact": 0.1,
                 "cross_error": persistent if variant == "all" and batch else float("nan"),
                 "cross_gradient": 1.0 if variant == "all" and batch else float("nan"),
+                "cross_progress": -error if variant == "all" and batch else float("nan"),
                 "decrease_own_exact": 0.01,
                 "decrease_own_quantized": 0.01 * (1 - error),
                 "decrease_next_exact": 0.01,

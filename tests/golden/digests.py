@@ -87,7 +87,7 @@ TRIALS = {
 COLUMNS = (
     *("loss", "loss_max", "gradient_norm", "validation_loss", "ood_loss", "parameter_norm", "increase", "reference"),
     *("error", "error_max", "flushed", "saturated", "lost", "gradient_error", "gradient_cosine", "bias", "noise"),
-    *("cross_gradient", "cross_error", "decrease_own_exact", "decrease_own_quantized"),
+    *("cross_gradient", "cross_error", "cross_progress", "decrease_own_exact", "decrease_own_quantized"),
 )
 
 

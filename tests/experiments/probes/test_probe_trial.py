@@ -11,6 +11,7 @@ from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.load import load
 from fewbits.experiments.probes.bench import GROUPS, UpdateEffect, batches
+from fewbits.experiments.probes.probe_trial import Pairs
 from fewbits.experiments.probes.tables import WHOLE, summarize
 from fewbits.experiments.session import Events, Progress, find_folder
 from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
@@ -85,6 +86,7 @@ def test_operands_in_high_precision_change_nothing(probed: Prober, dropout: floa
     result = result_of(probed("recipe=bf16", f"model.dropout={dropout}").path)
     assert result["status"] == "done"
     assert [result[name] for name in ("increase", "gradient_error", "gradient_bias", "persistent")] == [0, 0, 0, 0]
+    assert result["progress"] == 1
     assert [result["update_own"], result["update_next"]] == [1, 1]
 
 
@@ -98,13 +100,12 @@ def test_an_interrupted_probe_ends_with_the_same_bytes(probed: Prober) -> None:
     assert resumed.id == straight.id
     for name in FILES:
         assert (resumed.path / name).read_bytes() == (straight.path / name).read_bytes(), name
-    assert not (resumed.path / "batches").exists()
 
 
 def test_a_slot_alone_and_all_slots_but_it_separate_a_recipe_of_one_slot(probed: Prober) -> None:
     folder = probed("recipe=bf16", "recipe.fprop.x=e2m1:1x16:nvfp4", "probe.parts=[slots]")
     error = errors(folder)
-    table = whole(folder).drop(columns=["batch", "block", "cross_gradient", "cross_error"])
+    table = whole(folder).drop(columns=["batch", "block", "cross_gradient", "cross_error", "cross_progress"])
     table = table[[name for name in table if not str(name).startswith("decrease")]]
     assert list(table.index) == ["all", "only fprop.x", "without fprop.x"]
     numbers = {str(variant): row.to_dict() for variant, row in table.iterrows()}
@@ -152,24 +153,38 @@ def test_the_update_of_a_probe_is_the_one_that_training_makes(parent: Path, corp
 
 
 def test_averaging_leaves_the_error_that_batches_have_in_common() -> None:
-    """Check `persistent` with random vectors whose common part has the norm 3 (errors) and 10 (gradients)."""
+    """Check `persistent` and `progress` with random vectors: gradients have a common part, errors another along it."""
     generator = np.random.default_rng(0)
-    size, count = 200, 2000
-    common, gradient = np.ones(size) * 3 / np.sqrt(size), np.ones(size) * 10 / np.sqrt(size)
-    errors = common + generator.normal(size=(count, size))
+    size, count = 200, 500
+    gradient = np.ones(size) * 10 / np.sqrt(size)  # of norm 10; the errors' common part has the norm 3
     gradients = gradient + generator.normal(size=(count, size))
+    errors = -0.3 * gradient + generator.normal(size=(count, size))
+    earlier = {name: np.cumsum(rows, 0)[:-1] for name, rows in (("g", gradients), ("e", errors))}
     rows = pd.DataFrame(
         {
             "variant": "all",
             "layer": WHOLE,
-            "cross_error": [np.nan, *(errors[1:] * errors[:-1]).sum(1)],
-            "cross_gradient": [np.nan, *(gradients[1:] * gradients[:-1]).sum(1)],
+            "cross_error": [np.nan, *(errors[1:] * earlier["e"]).sum(1)],
+            "cross_gradient": [np.nan, *(gradients[1:] * earlier["g"]).sum(1)],
+            "cross_progress": [np.nan, *(errors[1:] * earlier["g"] + gradients[1:] * earlier["e"]).sum(1) / 2],
         }
     )
     for name in ("loss", "reference", "increase", "cosine", "error", "bias", "noise", "systematic"):
         rows[name] = 1.0
     rows["zeros"] = rows["zeros_exact"] = 0.0
-    assert summarize(rows)["persistent"] == pytest.approx(9 / 100, rel=0.15)
+    assert summarize(rows)["persistent"] == pytest.approx(9 / 100, rel=0.05)
+    assert summarize(rows)["progress"] == pytest.approx(0.7, rel=0.02)
+
+
+def test_products_are_summed_over_all_pairs_of_batches() -> None:
+    exact, error = torch.randn(2, 4, 30, generator=torch.Generator().manual_seed(0)).unbind()
+    pairs = Pairs()
+    found = [pairs.products({"w": g}, {"w": e}) for g, e in zip(exact, error, strict=True)]
+    assert found[0] == {}
+    summed = pd.DataFrame(found).sum()
+    apart = ~torch.eye(4, dtype=torch.bool)
+    for name, a, b in (("gradient", exact, exact), ("error", error, error), ("progress", exact, error)):
+        assert summed[f"cross_{name}"] == pytest.approx(float((a @ b.T)[apart].sum()) / 2, rel=1e-5)
 
 
 def test_seeds_read_different_documents(probed: Prober, corpus: Corpus) -> None:
