@@ -36,6 +36,7 @@ def complaint(trial: Trial, device: torch.device, ranks: int) -> str | None:
         "needs a GPU": device.type != "cuda",
         "needs one rank": ranks > 1,
         "needs training.compile=false": trial.training.compile,
+        "needs a model without experts": trial.model.experts > 0,
         "needs model.dropout=0": trial.model.dropout > 0,
         "needs a loss scale that does not change (precision.loss_scaling none or static)": (
             trial.precision.loss_scaling == "dynamic"

@@ -40,6 +40,8 @@ def check(trial: Trial, ranks: int = 1) -> None:
         )
     if t.compile and (ranks > 1 or t.recompute):
         raise ValueError("training.compile=true needs one rank and training.recompute=false")
+    if t.compile and trial.model.experts:
+        raise ValueError(f"training.compile=true: model {trial.model.name} has experts, whose tokens differ by step")
     if trial.model.positions != "none" and t.length > trial.model.context:
         raise ValueError(
             f"training.length {t.length}: model {trial.model.name} has {trial.model.context} positions (model.context)"
@@ -66,7 +68,8 @@ def coincidences(trial: Trial, layers: Sequence[BlockLinear]) -> Iterator[str]:
         if layer.name in kept:
             continue
         out, inner = layer.shape
-        shapes = {"x": (tokens, inner), "w": (out, inner), "dy": (tokens, out)}
+        read = tokens * trial.model.active_experts // trial.model.experts if layer.is_expert else tokens  # on average
+        shapes = {"x": (read, inner), "w": (out, inner), "dy": (read, out)}
         for name, slot in recipe.operands_by(rule_of(recipe, layer, trial.model.layers)).items():
             rows, cols = shape = shapes[name.partition(".")[2]]
             for block in _blocks(slot):

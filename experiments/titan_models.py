@@ -84,6 +84,8 @@ class TitanDecoder(Decoder):
 def fitted(flavor: str, tokens: int, length: int) -> DecoderConfig:
     """Return a model with context and vocabulary enlarged for the data; ValueError if they are fixed."""
     config = MODELS[flavor]
+    if config.experts:
+        raise ValueError(f"model {flavor} has experts, whose balance loss torchtitan does not add: use fewbits train")
     if length > config.context:
         if config.positions == "learned":
             raise ValueError(f"training.seq_len {length}: model {config.name} has {config.context} positions")

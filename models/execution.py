@@ -145,7 +145,7 @@ def _why_emulated(execute: str, gemm: str, operands: Operands, layer: BlockLinea
     multiple = max(FORMS[form].multiple for form in pair) if gemm != "wgrad" else MULTIPLE
     if layer is not None and any(size % multiple for size in layer.shape):
         return f"the layer is {layer.shape[0]}x{layer.shape[1]}, and both sizes must be multiples of {multiple}"
-    if layer is not None and layer.expert is not None and gemm == "wgrad":
+    if layer is not None and layer.is_expert and gemm == "wgrad":
         return f"it sums over an expert's tokens, whose number need not be a multiple of {MULTIPLE}"
     return on.lacks(pair)
 

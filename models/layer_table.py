@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -27,7 +26,7 @@ COLUMNS = ("layer", "matrices", "block", "part", "out", "in", *OPERANDS, "why")
 def layer_table(model: nn.Module) -> pd.DataFrame:
     """Return a table with a row for each weight of a model, quantized or not, in the order of `named_modules`.
 
-    The matrices of a parameter of experts have one row together if they are quantized alike.
+    The matrices of experts, of one parameter or of several layers, have one row together if they are quantized alike.
 
     Columns: `layer`, the module's name; `matrices`, how many the weight consists of; `block`, the number of the model's
     block (such as a Transformer layer), from 0; `part` (qkv, out, up, down, in); `out` and `in`, the shape of the
@@ -51,23 +50,45 @@ def _rows(model: nn.Module) -> Iterator[dict[str, Any]]:
     layers = [(weight, _quantized(model, weight)) for weight in every]
     blocks = 1 + max((weight.block for weight in every if isinstance(weight, BlockLinear)), default=0)
     rows = (_row(weight, layer, blocks) for weight, layer in layers)
-    for row, alike in groupby(rows, key=lambda row: {key: value for key, value in row.items() if key != "number"}):
-        numbers = [each["number"] for each in alike]
-        if numbers[0] is not None:
-            few = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
-            row["layer"] = f"{row['layer']}.{few}"
-        yield row | {"matrices": len(numbers)}
+    alike: dict[tuple[tuple[str, Any], ...], list[int]] = {}  # the numbers of experts, by what the row says besides
+    for row in rows:
+        number = row.pop("number")
+        numbers = alike.setdefault(tuple(row.items()), [])
+        numbers += [] if number is None else [number]
+    for items, numbers in alike.items():
+        row = dict(items)
+        if numbers:
+            row["layer"] = row["layer"].format(_ranges(numbers))
+        yield row | {"matrices": max(1, len(numbers))}
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Return increasing numbers as text, such as `0-3,5`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)
 
 
 def _row(weight: BlockLinear | OtherWeight, layer: QuantizedLinear | None, blocks: int) -> dict[str, Any]:
-    """Return a row without `matrices`, and in `number` the number of an expert. blocks: those of the model."""
+    """Return a row without `matrices`, in `number` an expert's number, and in `layer` `{}` in its place.
+
+    blocks: those of the model.
+    """
     row: dict[str, Any] = dict.fromkeys(SLOTS, HIGH) | dict.fromkeys(OPERANDS[len(SLOTS) :], "")
     row |= {"layer": weight.name, "out": weight.shape[0], "in": math.prod(weight.shape[1:]), "number": None}
     if isinstance(weight, OtherWeight):
         return row | {"why": weight.why}
     row |= {"block": weight.block, "part": weight.part}
     if weight.expert is not None:
-        row |= {"layer": weight.name.rpartition(".")[0], "number": weight.expert.number}
+        row |= {"layer": weight.name.rpartition(".")[0] + ".{}", "number": weight.expert.number}
+    elif weight.is_expert:
+        outside, _, inside = weight.name.partition(".experts.")
+        number, _, last = inside.partition(".")
+        row |= {"layer": f"{outside}.experts.{{}}.{last}", "number": int(number)}
     if layer is None:
         return row | {"why": "the model is not quantized"}
     recipe = layer.owner[0].recipe

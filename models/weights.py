@@ -55,6 +55,11 @@ class BlockLinear:
     expert: Expert | None = None
 
     @property
+    def is_expert(self) -> bool:
+        """Tell whether the layer reads only the tokens that a router sends to it."""
+        return self.expert is not None or "experts" in self.name.split(".")
+
+    @property
     def key(self) -> tuple[int, int]:
         """What tells weights apart that are not tied."""
         parameter = getattr(self.module, self.expert.parameter if self.expert else "weight")
@@ -116,12 +121,16 @@ def active_share(model: nn.Module, weight: BlockLinear | OtherWeight) -> float:
     """
     if isinstance(weight, OtherWeight):
         return float(weight.is_linear)
-    if weight.expert is None:
+    if not weight.is_expert:
         return 1.0
+    if weight.expert is not None:
+        experts: int = len(getattr(weight.module, weight.expert.parameter))
+    else:
+        outside = weight.name.split(".experts.")[0]
+        experts = len(model.get_submodule(f"{outside}.experts")._modules)
     config = getattr(model, "config", None)
     config = getattr(config, "text_config", config)
-    chosen = getattr(config, "num_experts_per_tok", None)
-    experts: int = len(getattr(weight.module, weight.expert.parameter))
+    chosen = getattr(config, "num_experts_per_tok", None) or getattr(config, "active_experts", None)
     return min(1.0, chosen / experts) if chosen else 1.0
 
 

@@ -53,6 +53,17 @@ _LLAMA = Layout(
     halves=True,
     ignored=(r".*\.rotary_emb\.inv_freq",),
 )
+_MOE = "model.layers.{}.block_sparse_moe"
+_MIXTRAL = replace(
+    _LLAMA,
+    layers={
+        **{ours: theirs for ours, theirs in _LLAMA.layers.items() if not ours.startswith("ffn.")},
+        "ffn.router": f"{_MOE}.gate",
+        "ffn.experts.gate": _MOE + ".experts.{}.w1",
+        "ffn.experts.down": _MOE + ".experts.{}.w2",
+        "ffn.experts.up": _MOE + ".experts.{}.w3",
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -174,6 +185,19 @@ def _like_llama(
     return read
 
 
+def _mixtral(name: str, fields: Fields) -> tuple[DecoderConfig, list[str]]:
+    fields = replace(fields, values={"rope_theta": 1e6, **fields.values})  # Mixtral's default
+    fields.expect("sliding_window", None, None)
+    config, notes = _like_llama(_SWIGLU, "silu", ("rms_norm_eps", 1e-5), 1.0, **_LIKE_OURS)(name, fields)
+    config = replace(
+        config,
+        experts=fields.whole("num_local_experts", 8),
+        active_experts=fields.whole("num_experts_per_tok", 2),
+        balance=fields.number("router_aux_loss_coef", 0.001),
+    )
+    return config, notes
+
+
 def _rope(fields: Fields, fraction: float) -> dict[str, Any]:
     """Return `rope_theta` and `rope_fraction` of DecoderConfig; raise ValueError if config.json scales RoPE.
 
@@ -209,12 +233,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-# fused_qkv is set as in the papers' model of each family (`presets.py`): three layers for Llama, one for the others.
+# fused_qkv is set as in the papers' model of each family (`presets.py`): three layers for Llama and Mixtral, else one.
+_SWIGLU, _LIKE_OURS = ("swiglu", "rmsnorm"), {"fused_qkv": False, "init": "llama"}
 _FAMILIES: Final = {
     "gpt2": _Family(_gpt2, _GPT2),
-    "llama": _Family(
-        _like_llama(("swiglu", "rmsnorm"), "silu", ("rms_norm_eps", 1e-6), 1.0, fused_qkv=False, init="llama"), _LLAMA
-    ),
+    "llama": _Family(_like_llama(_SWIGLU, "silu", ("rms_norm_eps", 1e-6), 1.0, **_LIKE_OURS), _LLAMA),
+    "mixtral": _Family(_mixtral, _MIXTRAL),
     "nemotron": _Family(_like_llama(("relu2", "layernorm1p"), "relu2", ("norm_eps", 1e-5), 0.5), _LLAMA),
     "arcee": _Family(_like_llama(("relu2", "rmsnorm"), "relu2", ("rms_norm_eps", 1e-5), 1.0), _LLAMA),
 }

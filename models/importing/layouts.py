@@ -21,6 +21,7 @@ from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.registry import on_meta
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"(.+\.experts)\.(\d+)(\..+)")
 REQUIRED = object()
 
 
@@ -47,7 +48,8 @@ class Layout:
     """The names of a file's layers, and how its tensors differ from the conventions of `Decoder`.
 
     layers: layer in `Decoder` → the same layer in the file. For a layer of a block, the former is its name inside the
-        block, and `{}` in the latter is the number of the block.
+        block, and `{}` in the latter is the number of the block; that of an expert is absent in the former, and a
+        second `{}` in the latter.
     halves: the rows of W_q and W_k are in the order for a RoPE that rotates the dimensions (i, i + n/2) of a head
         together, instead of the neighbours (2i, 2i + 1); n is the number of rotated dimensions.
     transposed: the matrices of the blocks' linear layers are [in, out] instead of [out, in].
@@ -68,13 +70,16 @@ class Layout:
         name: the parameter's name in `Decoder`.
         """
         layer, _, field = name.rpartition(".")
-        block, kind = "", layer
+        numbers, kind = [""], layer
         if match := _BLOCK.fullmatch(layer):
-            block, kind = match.groups()
+            numbers[0], kind = match.groups()
+        if match := _EXPERT.fullmatch(kind):
+            numbers.append(match[2])
+            kind = match[1] + match[3]
         kinds = [kind]
         if kind == "attention.qkv" and kind not in self.layers:
             kinds = ["attention.q", "attention.k", "attention.v"]
-        return [f"{self.layers[part].format(block)}.{field}" for part in kinds]
+        return [f"{self.layers[part].format(*numbers)}.{field}" for part in kinds]
 
 
 def load_state(config: DecoderConfig, layout: Layout, tensors: Tensors) -> dict[str, Tensor]:

@@ -19,19 +19,13 @@ from torch.utils.checkpoint import checkpoint
 
 from fewbits.kernels.layers.attention import causal_attention, fused_causal_attention
 from fewbits.kernels.layers.cross_entropy import cross_entropy
-from fewbits.models.networks.layers import (
-    ACTIVATIONS,
-    GATED_ACTIVATIONS,
-    NORMS,
-    Embedding,
-    Linear,
-    Rope,
-)
+from fewbits.models.networks.feed_forward import FeedForward, MixtureOfExperts, balance_losses
+from fewbits.models.networks.layers import ACTIVATIONS, GATED_ACTIVATIONS, NORMS, Embedding, Linear, Rope
 from fewbits.models.networks.mamba2 import Mamba2
 
 POSITIONS: Final = ("learned", "rope", "none")
 INITS: Final = ("gpt2", "llama")
-LETTERS: Final = {"M": "Mamba-2", "-": "feed-forward", "*": "attention"}
+LETTERS: Final = {"M": "Mamba-2", "-": "feed-forward", "*": "attention", "E": "mixture of experts"}
 # If there are more logits, the loss is computed in parts, and the backward pass recomputes each part. On a CPU: 64 MiB
 # in FP32; on other devices, where small parts waste time, 2 GiB in BF16.
 LOGITS_AT_ONCE: Final = 1 << 24
@@ -61,7 +55,8 @@ class DecoderConfig:
     tied: bool = False  # the head shares the embedding's weight
     bias: bool = False  # whether linear layers and LayerNorms have a bias
     fused_qkv: bool = True  # one linear layer for q, k and v, instead of three
-    # A letter for each block, as in Megatron: M Mamba-2, - feed-forward, * attention; "": every block is *-.
+    # A letter for each block, as in Megatron: M Mamba-2, - feed-forward, E mixture of experts, * attention; "": every
+    # block is *-, or *E with experts.
     pattern: str = ""
     mamba_groups: int = 8  # the number of groups; the heads of a group share B, C and a norm
     mamba_state: int = 128  # N of mamba2.py
@@ -72,6 +67,12 @@ class DecoderConfig:
     init_std: float = 0.02
     # The probability with which an element of a branch's result is zeroed in training; no paper here uses dropout.
     dropout: float = field(default=0.0, metadata={"neutral": 0.0})
+    experts: int = field(default=0, metadata={"neutral": 0})  # the number of experts of a mixture, each of width `ffn`
+    active_experts: int = field(default=2, metadata={"neutral": 2})  # how many of them read a token
+    # The hidden width of a further expert that reads every token; 0: there is none.
+    shared_ffn: int = field(default=0, metadata={"neutral": 0})
+    # The factor α of the loss that keeps the experts' loads even (feed_forward.py); 0: no such loss.
+    balance: float = field(default=0.01, metadata={"neutral": 0.01})
 
     def __post_init__(self) -> None:
         for name, valid, choices in self._rules():
@@ -109,6 +110,13 @@ class DecoderConfig:
             yield "pattern", set(self.pattern) <= set(LETTERS), letters
             length = len(self.pattern)
             yield "layers", self.layers == length, f"{length}, the length of pattern {self.pattern!r}"
+        yield "experts", self.experts >= 0, "integers ≥ 0"
+        if self.pattern:
+            yield "experts", (self.experts > 0) == ("E" in self.pattern), "0 exactly if the pattern has no E"
+        if self.experts:
+            yield "active_experts", 1 <= self.active_experts <= self.experts, f"1 to experts, {self.experts}"
+            yield "shared_ffn", self.shared_ffn >= 0, "integers ≥ 0"
+            yield "balance", self.balance >= 0, "numbers ≥ 0"
         if "M" in self.pattern:
             inner, heads = self.mamba_inner, self.mamba_heads
             yield "mamba_head_dim", inner % self.mamba_head_dim == 0, f"divisors of {inner}, expand × width"
@@ -118,9 +126,9 @@ class DecoderConfig:
     def blocks(self) -> tuple[str, ...]:
         """A string for each block, with one of the signs in LETTERS for each of its residual branches, in order.
 
-        A Transformer block is `*-`: attention (`*`), then feed-forward (`-`). `M` is Mamba-2.
+        A Transformer block is `*-`: attention (`*`), then feed-forward (`-`), or a mixture of experts (`E`).
         """
-        return tuple(self.pattern) if self.pattern else ("*-",) * self.layers
+        return tuple(self.pattern) if self.pattern else ("*E" if self.experts else "*-",) * self.layers
 
     @property
     def branches(self) -> int:
@@ -170,23 +178,6 @@ class Attention(nn.Module):
         return self.out(y_BTHE.flatten(2))
 
 
-class FeedForward(nn.Module):
-    """The feed-forward layer: `down(activation(up(x)))`; for gated activations, `down(activation(gate(x), up(x)))`."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        up = partial(Linear, config.width, config.ffn, part="up", bias=config.bias)
-        self.gate = up() if config.activation in GATED_ACTIVATIONS else None
-        self.up = up()
-        self.down = Linear(config.ffn, config.width, part="down", bias=config.bias)
-        self.activation = config.activation
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.gate is None:
-            return self.down(ACTIVATIONS[self.activation](self.up(x)))
-        return self.down(GATED_ACTIVATIONS[self.activation](self.gate(x), self.up(x)))
-
-
 def _mamba2(config: DecoderConfig) -> Mamba2:
     return Mamba2(
         width=config.width,
@@ -204,6 +195,7 @@ def _mamba2(config: DecoderConfig) -> Mamba2:
 MIXERS: Final[dict[str, tuple[str, Callable[[DecoderConfig, Rope | None], nn.Module]]]] = {
     "*": ("attention", Attention),
     "-": ("ffn", lambda config, rope: FeedForward(config)),
+    "E": ("ffn", lambda config, rope: MixtureOfExperts(config)),
     "M": ("mamba", lambda config, rope: _mamba2(config)),
 }
 
@@ -291,14 +283,21 @@ class Decoder(nn.Module):
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
         """Return the cross entropy in nats, in FP32.
 
-        reduction: "mean" returns the mean over the tokens, without those whose target is −100; "none" returns the loss
+        reduction: "mean" returns the mean over the tokens, without those whose target is −100, and in training adds the
+            gradient of the mixtures' balance losses; "none" returns the loss
             of each token, [B, T], which is 0 where the target is −100.
 
         At most about `logits_at_once` logits are in memory at a time: if there are more, tokens are processed in parts.
         """
         if reduction not in ("mean", "none"):
             raise ValueError(f"reduction {reduction!r}: valid values are mean, none")
-        x, targets = self.hidden(tokens_BT).flatten(0, 1), targets_BT.flatten()
+        balance: list[Tensor] = []
+        if self.config.experts:
+            with balance_losses() as balance:
+                hidden = self.hidden(tokens_BT)
+        else:
+            hidden = self.hidden(tokens_BT)
+        x, targets = hidden.flatten(0, 1), targets_BT.flatten()
         rows = max(1, logits_at_once(x.device.type) // self.config.vocab)
         if len(x) <= rows:
             losses = self._losses(x, targets)
@@ -307,7 +306,11 @@ class Decoder(nn.Module):
             losses = torch.cat([self._recomputed_losses(*part) for part in parts])
         if reduction == "none":
             return losses.view_as(targets_BT)
-        return losses.sum() / (targets != IGNORED).sum()
+        mean = losses.sum() / (targets != IGNORED).sum()
+        if balance:  # their gradient counts, but not their value, so that losses of all models mean the same
+            extra = torch.stack(balance).sum()
+            mean = mean + (extra - extra.detach())
+        return mean
 
     def _losses(self, x: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(self.head(x), targets, ignored=IGNORED, overwrite=True)

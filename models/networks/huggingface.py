@@ -3,7 +3,7 @@
 | decoder of fewbits | class of transformers |
 |---|---|
 | GELU, LayerNorm, learned positions | GPT2LMHeadModel |
-| SwiGLU, RMSNorm, RoPE on whole heads | LlamaForCausalLM |
+| SwiGLU, RMSNorm, RoPE on whole heads | LlamaForCausalLM; with experts, MixtralForCausalLM |
 | squared ReLU, LayerNorm1p, RoPE | NemotronForCausalLM |
 | squared ReLU, RMSNorm, RoPE on whole heads | ArceeForCausalLM |
 
@@ -16,7 +16,7 @@ reordered. The matrices of GPT-2's blocks are transposed. All layers of transfor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -40,6 +40,9 @@ class Family:
     norm: str
     positions: str
     whole_heads: bool  # True: rope_fraction must be 1
+    experts: bool = field(
+        default=False, kw_only=True
+    )  # True: a mixture of experts takes the feed-forward layer's place
     config: Callable[[DecoderConfig], dict[str, Any]]  # returns the family's own fields of config.json
     # Given a decoder's configuration and state_dict, return its weights by transformers' names.
     weights: Callable[[DecoderConfig, Mapping[str, Tensor]], Weights]
@@ -47,7 +50,8 @@ class Family:
     def fits(self, config: DecoderConfig) -> bool:
         kinds = (config.activation, config.norm, config.positions)
         rotated = not self.whole_heads or config.rope_fraction == 1
-        return kinds == (self.activation, self.norm, self.positions) and rotated
+        experts = self.experts == bool(config.experts)
+        return kinds == (self.activation, self.norm, self.positions) and rotated and experts
 
 
 def family_of(config: DecoderConfig) -> Family:
@@ -62,6 +66,11 @@ def family_of(config: DecoderConfig) -> Family:
             f"model {config.name} cannot be exported: its blocks have the pattern {config.pattern}, for which "
             "transformers has no class"
         )
+    if config.experts and (config.shared_ffn or config.bias):
+        raise ValueError(
+            f"model {config.name} cannot be exported: transformers' Mixtral has no shared expert and no biases; set "
+            "model.shared_ffn=0 and model.bias=false"
+        )
     for family in FAMILIES:
         if family.fits(config):
             if family.architecture == "GPT2LMHeadModel" and not _gpt2_supports_heads(config):
@@ -73,7 +82,8 @@ def family_of(config: DecoderConfig) -> Family:
     kinds = f"{config.activation}, {config.norm}, positions {config.positions}"
     if config.positions == "rope":
         kinds += f" on {config.rope_fraction:.0%} of a head"
-    valid = "; ".join(f"{f.activation}, {f.norm}, {f.positions}" for f in FAMILIES)
+    kinds += ", experts" if config.experts else ""
+    valid = "; ".join(f"{f.activation}, {f.norm}, {f.positions}" + ", experts" * f.experts for f in FAMILIES)
     raise ValueError(
         f"model {config.name} cannot be exported: it has {kinds}, but transformers has classes only for: {valid}"
     )
@@ -194,7 +204,11 @@ def _rope_weights(config: DecoderConfig, state: Mapping[str, Tensor]) -> Weights
         "ffn.gate": "mlp.gate_proj",
         "ffn.up": "mlp.up_proj",
         "ffn.down": "mlp.down_proj",
+        "ffn.router": "block_sparse_moe.gate",
     }
+    for number in range(config.experts):
+        for name, their_name in zip(("gate", "down", "up"), ("w1", "w2", "w3"), strict=True):
+            names[f"ffn.experts.{number}.{name}"] = f"block_sparse_moe.experts.{number}.{their_name}"
     for block in range(config.layers):
         ours, theirs = f"blocks.{block}.", f"model.layers.{block}."
         for name, their_name in names.items():
@@ -249,24 +263,35 @@ def _named(name: str, weight: Tensor, bias: Tensor | None) -> Weights:
 
 
 def _like_llama(
-    architecture: str, kind: str, ours: tuple[str, str], act: str, eps: str, whole_heads: bool = True
+    architecture: str,
+    kind: str,
+    ours: tuple[str, str],
+    act: str,
+    eps: str,
+    whole_heads: bool = True,
+    experts: bool = False,
 ) -> Family:
     """Return the Family of a class of transformers whose config.json has Llama's fields, except the norm's ε.
 
     architecture: the name of the class. kind: its `model_type`. ours: the activation and the norm in DecoderConfig.
     act: the activation in config.json. eps: the field of config.json with the norm's ε. whole_heads: whether RoPE must
-    rotate all dimensions of each head.
+    rotate all dimensions of each head. experts: as in Family.
     """
 
     def config(decoder: DecoderConfig) -> dict[str, Any]:
-        return _rope_config(kind, act, eps, decoder)
+        content = _rope_config(kind, act, eps, decoder)
+        if experts:
+            content |= {"num_local_experts": decoder.experts, "num_experts_per_tok": decoder.active_experts}
+            content |= {"router_aux_loss_coef": decoder.balance}
+        return content
 
-    return Family(architecture, *ours, "rope", whole_heads, config, _rope_weights)
+    return Family(architecture, *ours, "rope", whole_heads, config, _rope_weights, experts=experts)
 
 
 FAMILIES: Final = (
     Family("GPT2LMHeadModel", "gelu", "layernorm", "learned", False, _gpt2_config, _gpt2_weights),
     _like_llama("LlamaForCausalLM", "llama", ("swiglu", "rmsnorm"), "silu", "rms_norm_eps"),
+    _like_llama("MixtralForCausalLM", "mixtral", ("swiglu", "rmsnorm"), "silu", "rms_norm_eps", experts=True),
     _like_llama("NemotronForCausalLM", "nemotron", ("relu2", "layernorm1p"), "relu2", "norm_eps", whole_heads=False),
     _like_llama("ArceeForCausalLM", "arcee", ("relu2", "rmsnorm"), "relu2", "rms_norm_eps"),
 )

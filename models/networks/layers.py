@@ -16,8 +16,8 @@ from fewbits.kernels.products import linear, linear_of_cast
 from fewbits.models.updates import KeptCast
 
 # The kinds of linear layers. The first four names are GaussWS's; `in` is Mamba-2's input layer; `head` is the model's
-# output head, which is outside the blocks.
-Part = Literal["qkv", "out", "up", "down", "in", "head"]
+# output head, which is outside the blocks, and `router` chooses experts.
+Part = Literal["qkv", "out", "up", "down", "in", "head", "router"]
 
 
 class Linear(nn.Linear):

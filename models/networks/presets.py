@@ -100,6 +100,23 @@ _HYBRID_12B = replace(
     pattern="M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M-",
 )
 
+# A mixture of experts with the sizes of OLMoE-1B-7B (arXiv 2409.02060), 1.3 of 6.9 billion parameters of which are
+# active, but without its norms of queries and keys, and with the router of Mixtral.
+_MOE = replace(
+    _LLAMA2,
+    name="moe-1b-7b",
+    vocab=50304,
+    width=2048,
+    layers=16,
+    heads=16,
+    kv_heads=16,
+    head_dim=128,
+    ffn=1024,
+    context=4096,
+    experts=64,
+    active_experts=8,
+)
+
 # A published model, to probe recipes at trained weights: `fewbits import smollm2`.
 _SMOLLM2 = replace(
     _LLAMA2,
@@ -138,9 +155,11 @@ _ALL = (
     _HYBRID_8B,
     _HYBRID_12B,
     _SMOLLM2,
+    _MOE,
     _nano(_GPT2, "gpt2-nano"),
     _nano(_LLAMA2, "llama2-nano"),
     _nano(_NEMOTRON3, "nemotron-nano", init_std=0.02),
+    _nano(_MOE, "moe-nano", ffn=256, experts=4, active_experts=2),
     _nano(
         _HYBRID_8B,
         "hybrid-nano",

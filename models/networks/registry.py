@@ -3,6 +3,7 @@
 Example: build(dataclasses.replace(MODELS["nemotron-nano"], layers=10), seed=1)
 """
 
+import math
 from dataclasses import replace
 from functools import cache
 
@@ -12,6 +13,7 @@ from fewbits.models.networks.decoder import Decoder, DecoderConfig
 from fewbits.models.networks.initialise import initialise
 from fewbits.models.networks.layers import Linear
 from fewbits.models.networks.presets import MODELS
+from fewbits.models.weights import active_share, weights
 
 
 def model(name: str) -> DecoderConfig:
@@ -54,18 +56,24 @@ def parameters(config: DecoderConfig) -> int:
 def linear_parameters(config: DecoderConfig) -> int:
     """Return the number of weights in linear layers of the model's blocks, the layers that recipes can quantize."""
     modules = on_meta(config).blocks.modules()
-    return sum(module.weight.numel() for module in modules if isinstance(module, Linear))
+    return sum(module.weight.numel() for module in modules if isinstance(module, Linear) and module.part != "router")
 
 
 def flops_per_token(config: DecoderConfig, length: int) -> int:
     """Return the FLOPs per token of a forward and a backward pass.
 
-    These are 6 for each weight of a linear layer or the head, plus 12 · heads · head_dim · length for each attention
-    layer, as if no position were masked.
+    These are 6 for each weight of a linear layer or the head (of experts, for those that read the token), plus
+    12 · heads · head_dim · length for each attention layer, as if no position were masked.
     """
-    attentions = config.pattern.count("*") if config.pattern else config.layers
-    matrices = linear_parameters(config) + config.width * config.vocab
-    return 6 * matrices + 12 * attentions * config.heads * config.head_dim * length
+    attentions = "".join(config.blocks).count("*")
+    return 6 * _active_matrices(config) + 12 * attentions * config.heads * config.head_dim * length
+
+
+@cache
+def _active_matrices(config: DecoderConfig) -> int:
+    """Return the number of weights in linear layers, the head included, that a token reads."""
+    model = on_meta(config)
+    return round(sum(math.prod(weight.shape) * active_share(model, weight) for weight in weights(model)))
 
 
 def with_vocab(config: DecoderConfig, tokens: int) -> DecoderConfig | None:
@@ -102,11 +110,13 @@ def describe(config: DecoderConfig) -> str:
         positions = "RoPE" if config.rope_fraction == 1 else f"RoPE on {config.rope_fraction:.0%}"
     else:
         positions = _LABELS[config.positions]
+    experts = f" of {config.active_experts} of {config.experts} experts" if config.experts else ""
+    experts += f" and a shared one of {config.shared_ffn}" if config.experts and config.shared_ffn else ""
     return ", ".join(
         [
             f"{config.layers} blocks" + (f" {config.pattern}" if config.pattern else "") + f" of width {config.width}",
             heads,
-            f"{_LABELS[config.activation]} {config.ffn}",
+            f"{_LABELS[config.activation]} {config.ffn}{experts}",
             _LABELS[config.norm],
             positions,
             f"context {config.context}",

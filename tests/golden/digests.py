@@ -76,6 +76,7 @@ TRIALS = {
     "fp16": ("recipe=bf16", "precision=fp16"),
     "executed": (*("recipe=fp8", *ALL_LAYERS, "recipe.weights=channel", "recipe.block=channel"), *EXECUTED),
     "hybrid": ("recipe=mxfp8", "model=hybrid-nano", "model.layers=4", "model.pattern=M-*-", "schedule=linear"),
+    "experts": ("recipe=nvfp4", *ALL_LAYERS, "model=moe-nano", "optimizer=muon"),
     "branch": ("recipe=mxfp4", *ALL_LAYERS, "model=llama2-nano", "branch.parent={quantizer}", "branch.step=3"),
     "probe": (
         *("recipe=nvfp4", *ALL_LAYERS, "model=llama2-nano", "branch.parent={quantizer}", "branch.step=3"),

@@ -41,14 +41,17 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
     "tied gpt2": (*GPT2, "recipe=bf16", "optimizer.clip=0.01"),
     "mor": (*MOR, "model=llama2-nano", "model.ffn=96"),
     "nvfp4 hybrid": (*HYBRID, "recipe=nvfp4", "recipe.keep.last=0", "recipe.keep.first=0", "recipe.wgrad.output=fp32"),
-    "muon": ("recipe=nvfp4", "optimizer=muon", "model.kv_heads=2", "model.width=96"),
+    "experts": (
+        *("recipe=nvfp4", "optimizer=muon", "model=moe-nano", "model.layers=5", "model.width=64", "model.ffn=32"),
+        *("model.heads=2", "model.kv_heads=2", "model.head_dim=32", "model.balance=1.0"),
+    ),
     "gaussws": ("recipe=gaussws", "recipe.sampler.penalty=0.01", "optimizer.clip=null"),
     "adam-mini": ("recipe=bf16", "optimizer=adam-mini"),
     "adam-mini gaussws hybrid": (*HYBRID, "recipe=gaussws", "recipe.sampler.penalty=0.01", "optimizer=adam-mini"),
 }
 # Scenarios that not only `make test-deep` but also `make test` trains with recompute. Computing a block twice must
 # neither draw new noise, nor choose formats again, nor count statistics twice.
-RECOMPUTED = ("mor", "nvfp4 hybrid", "gaussws")
+RECOMPUTED = ("mor", "nvfp4 hybrid", "experts", "gaussws")
 DEEP_ONLY = ("adam-mini",)  # only in `make test-deep`: the last scenario has the same optimizer
 
 
@@ -176,6 +179,15 @@ def test_what_does_not_fit_names_the_setting_that_would_help() -> None:
     assert text is not None
     assert "training.reduce_each=true would fit" in text
     assert complaint(tiny(recompute=True, reduce_each=True), 2, device) is None
+
+
+def test_experts_save_activations_of_the_tokens_that_they_read() -> None:
+    few, all_of_them = (
+        estimate(load_trial(["model=moe-nano", "recipe=bf16", f"model.active_experts={active}"])[0])
+        for active in (1, 4)
+    )
+    assert few.weights == all_of_them.weights
+    assert 1.5 < all_of_them.activations / few.activations < 4
 
 
 @pytest.mark.parametrize("recipe", ["mor/block", "nvfp4", "gaussws"])

@@ -44,6 +44,7 @@ ALONE = World(torch.device("cpu"))
 TRIALS = {
     "sampler, mixture, adam-mini": (*GAUSSWS_MOR, "optimizer=adam-mini"),
     "mamba-2, muon": ("recipe=nvfp4", "optimizer=muon", "model=hybrid-nano", "model.layers=3", "model.pattern=M-*"),
+    "experts": ("recipe=nvfp4", "model=moe-nano", "model.layers=5", "model.shared_ffn=256"),
     # The first updates overflow, so that the loss scale is halved, and it is doubled again before the end.
     "fp16, scaled dynamically, weights rounded stochastically": (
         *("precision=fp16-weights", "precision.rounding=stochastic", "precision.states=bf16"),

@@ -38,6 +38,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "nemotron": ("Nemotron", {**SIZES, "head_dim": 16}),
     "arcee": ("Arcee", SIZES),
+    "mixtral": ("Mixtral", {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 
 

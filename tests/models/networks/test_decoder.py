@@ -19,6 +19,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2-124m": {},
     "llama2-134m": {"kv_heads": 2},
     "nemotron3-8b": {},
+    "moe-1b-7b": {"experts": 4, "active_experts": 2, "shared_ffn": 32},
     "hybrid-8b": {"layers": 4, "pattern": "M-*M", "mamba_groups": 2, "mamba_state": 8, "mamba_head_dim": 16},
 }
 

@@ -56,13 +56,22 @@ def test_muons_matrices_are_the_linear_layers_of_blocks_router_and_experts_inclu
         "blocks.0.mamba.in_proj.weight": (1160,),
         "blocks.0.mamba.out_proj.weight": (256,),
     }
+    partition = muon_partition(on_meta(MODELS["moe-nano"]))
+    assert {
+        name: rows for name, rows in partition.items() if name.startswith(("blocks.1.ffn.r", "blocks.1.ffn.experts.3"))
+    } == {
+        "blocks.1.ffn.router.weight": (4,),
+        "blocks.1.ffn.experts.3.gate.weight": (256,),
+        "blocks.1.ffn.experts.3.up.weight": (256,),
+        "blocks.1.ffn.experts.3.down.weight": (256,),
+    }
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    config = Qwen3MoeConfig(hidden_size=16, moe_intermediate_size=24, num_experts=3, num_hidden_layers=1)
+    config = Qwen3MoeConfig(hidden_size=64, moe_intermediate_size=24, num_experts=3, num_hidden_layers=1)
     with torch.device("meta"):
         model = Qwen3MoeForCausalLM(config)
     found = {name.partition(".mlp.")[2]: rows for name, rows in muon_partition(model).items() if ".mlp." in name}
-    assert found == {"gate.weight": (3,), "experts.gate_up_proj": (48,) * 3, "experts.down_proj": (16,) * 3}
+    assert found == {"gate.weight": (3,), "experts.gate_up_proj": (48,) * 3, "experts.down_proj": (64,) * 3}
 
 
 def test_mambas_linear_layers_go_by_neuron_and_the_rest_of_it_by_tensor() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fewbits.models.networks.decoder import Decoder, DecoderConfig
 from fewbits.models.networks.layers import Linear
 from fewbits.models.networks.presets import MODELS
-from fewbits.models.networks.registry import build, linear_parameters, model, on_meta, parameters
+from fewbits.models.networks.registry import build, flops_per_token, linear_parameters, model, on_meta, parameters
 from tests.messages import naming
 
 NANOS = [name for name in MODELS if name.endswith("-nano")]
@@ -42,6 +42,13 @@ GPT2 = MODELS["gpt2-124m"]
         (lambda config: parameters(config) - linear_parameters(config), MODELS["llama2-70b-4l"], BILLION, "0.52"),
         (linear_parameters, MODELS["nemotron3-8b"], BILLION, "6.442"),
         (linear_parameters, MODELS["nvfp4-1.2b"], MILLION, "754.97"),
+        (parameters, MODELS["moe-1b-7b"], BILLION, "6.92"),
+        (
+            lambda config: flops_per_token(config, 0) // 6 + config.vocab * config.width,
+            MODELS["moe-1b-7b"],
+            BILLION,
+            "1.28",
+        ),
     ],
 )
 def test_a_model_has_as_many_parameters_as_published(
@@ -67,6 +74,8 @@ def test_every_operand_of_a_nano_model_holds_four_blocks_of_128_by_128(name: str
     for linear in on_meta(config).blocks.modules():
         if isinstance(linear, Linear):
             tokens = config.context  # tokens of a single sequence
+            if linear.part == "router":
+                continue
             for rows, cols in (linear.weight.shape, (tokens, linear.in_features), (tokens, linear.out_features)):
                 assert min(rows, cols) >= 256
                 assert math.ceil(rows / 128) * math.ceil(cols / 128) >= 4
@@ -83,6 +92,7 @@ def test_a_nano_model_has_blocks_beyond_the_last_four(name: str) -> None:
 @pytest.mark.parametrize("name", NANOS)
 def test_a_nano_model_has_its_familys_parts(name: str) -> None:
     large = {"gpt2": "gpt2-124m", "llama2": "llama2-134m", "nemotron": "nemotron3-8b", "hybrid": "hybrid-8b"}
+    large["moe"] = "moe-1b-7b"
     family = MODELS[large[name.removesuffix("-nano")]]
     parts = ("activation", "norm", "positions", "rope_fraction", "tied", "bias", "fused_qkv", "init", "mamba_expand")
     assert all(getattr(MODELS[name], part) == getattr(family, part) for part in parts)
