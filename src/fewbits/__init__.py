@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fewbits.kernels.api import fake_quantize as fake_quantize
     from fewbits.kernels.api import fake_quantize_both as fake_quantize_both
     from fewbits.kernels.api import mix as mix
+    from fewbits.kernels.conformance import conform as conform
     from fewbits.kernels.formats import Format as Format
     from fewbits.kernels.noise import gaussian_noise as gaussian_noise
     from fewbits.kernels.noise import sample_weight as sample_weight
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from fewbits.kernels.packed import encode as encode
     from fewbits.kernels.quantizer import Mixture as Mixture
     from fewbits.kernels.quantizer import Quantizer as Quantizer
+    from fewbits.kernels.randomness import check_randomness as check_randomness
     from fewbits.kernels.seeds import derive_seed as derive_seed
     from fewbits.models.layer_table import layer_table as layer_table
     from fewbits.models.networks.registry import build as build
@@ -48,10 +50,12 @@ _DEFINED_IN = {  # module → the public names that it defines
     "fewbits.experiments.own_models": ("quantize",),
     "fewbits.kernels.accumulators": ("product",),
     "fewbits.kernels.api": ("QuantStats", "fake_quantize", "fake_quantize_both", "mix"),
+    "fewbits.kernels.conformance": ("conform",),
     "fewbits.kernels.formats": ("Format",),
     "fewbits.kernels.noise": ("gaussian_noise", "sample_weight", "uniform_noise", "unpack_noise"),
     "fewbits.kernels.packed": ("Packed", "decode", "encode"),
     "fewbits.kernels.quantizer": ("Mixture", "Quantizer"),
+    "fewbits.kernels.randomness": ("check_randomness",),
     "fewbits.kernels.seeds": ("derive_seed",),
     "fewbits.models.layer_table": ("layer_table",),
     "fewbits.models.networks.registry": ("build",),

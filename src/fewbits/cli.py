@@ -70,6 +70,9 @@ GROUPS = {
             "import", "turn a published model into a run, to branch from it", "smollm2", "commands.import_checkpoint"
         ),
         Command("export", "write a run's model as a folder that transformers loads", "RUN --format huggingface"),
+        Command(
+            "conform", "compare a quantizing function with another project's", "mine.py:quantize --dialect te-nvfp4"
+        ),
         Command("number", "show how a format, or each, rounds and encodes a number", "-0.3 e4m3"),
     ),
     "care": (

@@ -1,0 +1,122 @@
+"""Check a stream of stochastic rounding: bias, correlations, and random numbers that repeat.
+
+The function under test rounds one fixed matrix at several steps on two ranks. In every block the first element is the
+largest, so all scales are equal, and each other element has two neighbours, one above and one below. The results are
+right if they are these neighbours, each with the probability that makes the mean exact, independently of everything
+else. Each check is a number of standard errors; with a right function one of them is above the limit once in about
+10,000 runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Rounding = Callable[[Tensor, int, int], Tensor]
+ROWS, COLS, STEPS, OTHER_RANKS = 64, 512, 32, 4
+LIMIT = 5.0
+LAGS = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: the number that was measured, and whether it is within its limit."""
+
+    name: str
+    measured: float
+    passed: bool
+    about: str
+
+
+def check_randomness(function: Rounding, *, seed: int = 0) -> list[Check]:
+    """Return the checks of a function (x, step, rank) → values of x's shape, rounded stochastically.
+
+    ValueError if the results have a wrong shape or only one value for each element, that is, are not random.
+    """
+    x = _matrix(seed)
+    draws = torch.stack([_values(function(x.clone(), step, 0), x) for step in range(STEPS)])
+    others = torch.stack([_values(function(x.clone(), step, 1), x) for step in range(OTHER_RANKS)])
+    if bool((draws == draws[0]).all()) and bool((others == draws[0]).all()):
+        raise ValueError(
+            "all steps and ranks give the same values: the function does not round stochastically, or ignores both"
+        )
+    grid = torch.cat([draws.flatten(), others.flatten()]).unique()
+    above = torch.searchsorted(grid, x).clamp(1, len(grid) - 1)
+    low, high = grid[above - 1].double(), grid[above].double()
+    exact = x.double()
+    used = (exact > low) & (exact < high)
+    used &= x.abs() > x.abs().max() / 64  # the results show all neighbours of these, up to 8 bits of mantissa
+    share = (exact - low) / (high - low)
+    ups = draws.double() == high
+    strange = used & ~((draws.double() == low) | ups)
+    spread = (share * (1 - share)).clamp(min=1e-12).sqrt()
+    u = torch.where(used, (ups.double() - share) / spread, 0.0)
+    checks = [
+        Check("neighbours", float(strange.sum()), not bool(strange.any()), "results that are no neighbour of x"),
+        _z("bias", *_total(ups.double() - share, spread, used), "mean of results minus x"),
+        _z(
+            "bias away from zero",
+            *_total((ups.double() - share) * exact.sign(), spread, used),
+            "the same, by sign of x",
+        ),
+    ]
+    fractions = [(0, 0.02), (0.02, 0.1), (0.1, 0.4), (0.4, 0.6), (0.6, 0.9), (0.9, 0.98), (0.98, 1)]
+    for least, most in fractions:
+        part = used & (share >= least) & (share < most)
+        total = _total(ups.double() - share, spread, part)
+        checks.append(_z(f"bias at {least:g} to {most:g}", *total, "between the neighbours, of the way up"))
+    for lag in LAGS:
+        checks.append(_correlation(f"row, lag {lag}", u[:, :, lag:], u[:, :, :-lag]))
+        checks.append(_correlation(f"column, lag {lag}", u[:, lag:], u[:, :-lag]))
+    checks.append(_correlation("step, lag 1", u[1:], u[:-1]))
+    checks += [
+        _repeats("repeats between steps", ups[:, used], None),
+        _repeats("repeats between ranks", ups[:, used], (others.double() == high)[:, used]),
+    ]
+    return checks
+
+
+def _matrix(seed: int) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.rand(ROWS, COLS, generator=g) * torch.exp2(-4 * torch.rand(ROWS, COLS, generator=g)) * 448
+    x = x * (torch.randint(0, 2, x.shape, generator=g) * 2 - 1)
+    x[:, ::16] = 448.0
+    return x
+
+
+def _values(values: Tensor, x: Tensor) -> Tensor:
+    if not isinstance(values, Tensor) or values.shape != x.shape:
+        found = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(f"the function must return a tensor of values of shape {list(x.shape)}, not {found}")
+    return values.detach().cpu().float()
+
+
+def _total(errors: Tensor, spread: Tensor, used: Tensor) -> tuple[float, float]:
+    """Return the sum of errors over all steps, and its standard deviation if the rounding is right."""
+    return float(torch.where(used, errors, 0).sum()), math.sqrt(len(errors) * float(spread[used].square().sum()))
+
+
+def _z(name: str, total: float, deviation: float, about: str) -> Check:
+    z = total / deviation if deviation else 0.0
+    return Check(name, z, abs(z) < LIMIT, f"{about}, in standard errors")
+
+
+def _correlation(name: str, a: Tensor, b: Tensor) -> Check:
+    both = (a != 0) & (b != 0)
+    products = (a * b)[both].clamp(-25, 25)
+    z = float(products.sum()) / math.sqrt(max(1, len(products)))
+    return Check(f"correlation, {name}", z, abs(z) < LIMIT + 1, "of rounding directions, in standard errors")
+
+
+def _repeats(name: str, ups: Tensor, others: Tensor | None) -> Check:
+    """Count the pairs of draws in which at least 99.9 % of the elements are rounded in the same direction."""
+    a, b = ups.float(), ups.float() if others is None else others.float()
+    agree = (a @ b.T + (1 - a) @ (1 - b).T) / a.shape[1]
+    if others is None:
+        agree = agree.triu(1)
+    count = float((agree > 0.999).sum())
+    return Check(name, count, count == 0, "pairs of draws with the same random numbers")
