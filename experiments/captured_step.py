@@ -42,6 +42,7 @@ def complaint(trial: Trial, device: torch.device, ranks: int) -> str | None:
             trial.precision.loss_scaling == "dynamic"
         ),
         "needs precision.every=0": trial.precision.every > 0,
+        "needs a recipe without delayed scales": bool(trial.recipe.delayed.slots),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 

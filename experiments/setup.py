@@ -14,7 +14,8 @@ from fewbits.experiments.evaluation.tasks import check_tasks
 from fewbits.experiments.optimization.schedules import phases
 from fewbits.experiments.storage.results import read_text
 from fewbits.experiments.trial import Trial
-from fewbits.kernels.quantizer import Block, Mixture, Quantizer
+from fewbits.kernels.quantizer import Block
+from fewbits.models.chain import quantizers_of
 from fewbits.models.execution import check_tokens
 from fewbits.models.networks.registry import on_meta, with_vocab
 from fewbits.models.observer import Observer
@@ -132,7 +133,4 @@ def check_evaluation(trial: Trial, corpus: Corpus) -> None:
 
 def _blocks(slot: Slot) -> Iterator[Block]:
     """Yield the blocks of a slot's quantizers, except of quantizers without scales."""
-    spec = slot.spec
-    for q in spec.quantizers if isinstance(spec, Mixture) else [spec] if isinstance(spec, Quantizer) else []:
-        if q.scaling != "none":
-            yield q.block
+    return (q.block for q in quantizers_of(slot.spec) if q.scaling != "none")

@@ -93,6 +93,9 @@ def resume(state: State, session: Session) -> None:
     _load_weights(state.model, saved["model"], strict=own is not None)
     load_optimizer_state(state.optimizer, saved["optimizer"])
     state.policy.load_state(saved.get("precision", {}), branch=own is None)
+    delayed = state.quantization.delayed
+    if delayed is not None and "delayed" in saved:  # a branch's parent may have none
+        delayed.load_state(saved["delayed"])
     state.position = saved["position"]
     if own is None:
         state.origin = saved["origin"] + saved["step"]
@@ -114,6 +117,7 @@ def save(state: State, corpus: Corpus, folder: Path, world: World, *, keep: int)
         "optimizer": optimizer_state(state.optimizer),
         "observer": observer.state() if observer else {},
         "precision": state.policy.state(),
+        **({} if state.quantization.delayed is None else {"delayed": state.quantization.delayed.state()}),
         "rng": torch.get_rng_state(),
         "step": state.step,
         "position": state.position,

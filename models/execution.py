@@ -106,7 +106,7 @@ def check_tokens(recipe: Recipe, tokens: int) -> None:
     on = Executor.of(torch.device("meta"), recipe.execute)
     for operands in (*_every(recipe), recipe.kept):
         if why_emulated(recipe, operands, None, on).get("wgrad", UNQUANTIZED) is None:
-            multiple = max(FORMS[str(form_of(slot.spec))].multiple for _, slot in _slots(operands, "wgrad"))
+            multiple = max(FORMS[str(form_of_slot(slot))].multiple for _, slot in _slots(operands, "wgrad"))
             if tokens % multiple:
                 raise ValueError(
                     f"execute {recipe.execute}: wgrad sums over the {tokens} tokens of a micro-batch, which must be a "
@@ -135,11 +135,14 @@ def _why_emulated(execute: str, gemm: str, operands: Operands, layer: BlockLinea
     if on.capability is None and execute == AUTO:
         return "a CPU has no scaled products"
     for name, slot in slots:
-        if form_of(slot.spec) is None or (execute != AUTO and FORMS[str(form_of(slot.spec))].kind != execute):
+        if slot.delayed:
+            return f"the scale of {name} is delayed"
+        form = form_of_slot(slot)
+        if form is None or (execute != AUTO and FORMS[form].kind != execute):
             return f"{name} is {slot.spec or HIGH}{'' if execute == AUTO else f': {_valid(execute)}'}"
         if slot.axis != AXES[name] and not _square(slot):
             return f"{name} is `same`, whose blocks lie across the sum of {gemm}: give {name} its own quantizer"
-    pair = str(form_of(slots[0][1].spec)), str(form_of(slots[1][1].spec))
+    pair = str(form_of_slot(slots[0][1])), str(form_of_slot(slots[1][1]))
     if pair not in GPUS:
         return f"torch has no product of {slots[0][1].spec} and {slots[1][1].spec}"
     multiple = max(FORMS[form].multiple for form in pair) if gemm != "wgrad" else MULTIPLE
@@ -148,6 +151,11 @@ def _why_emulated(execute: str, gemm: str, operands: Operands, layer: BlockLinea
     if layer is not None and layer.is_expert and gemm == "wgrad":
         return f"it sums over an expert's tokens, whose number need not be a multiple of {MULTIPLE}"
     return on.lacks(pair)
+
+
+def form_of_slot(slot: Slot) -> str | None:
+    """Return the form (a key of FORMS) of what a slot's quantizer encodes, or None if no scaled product reads it."""
+    return form_of(slot.spec) if isinstance(slot.spec, Quantizer) else None
 
 
 def _square(slot: Slot) -> bool:

@@ -1,6 +1,7 @@
 """List the kernel calls of a quantized model's training step, so that these kernels can be compiled beforehand."""
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from functools import partial
 
 import torch
@@ -32,12 +33,16 @@ def calls_of(quantization: Quantization, tokens: int, dtype: torch.dtype) -> Ite
                 if (pair, shape) not in seen:
                     seen.add((pair, shape))
                     yield from _calls_of_pair(pair, torch.empty(shape, dtype=dtype))
+            for gemm, shape in (("dgrad", (tokens, inner)), ("wgrad", (out, inner))):
+                yield partial(plan.rotate_back, gemm, torch.empty(shape, dtype=layer.output or dtype), _seed)
         if layer.sampler is not None:
             yield from _calls_of_sampler(layer, dtype)
     yield from _calls_around_layers(dtype)
 
 
 def _calls_of_pair(pair: OperandPair, x: Tensor) -> Iterator[Call]:
+    pair = copy(pair)
+    pair.scales = None  # the calls must not change the state of delayed scales
     for watch in (False, True):
         yield partial(pair, x, _seed, [], watch=watch)
         for which in (0, 1):

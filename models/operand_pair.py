@@ -8,7 +8,9 @@ from torch import Tensor
 from fewbits.kernels.operators import call
 from fewbits.kernels.quantizer import Mixture, Quantizer, with_signs
 from fewbits.kernels.scaled_products import ScaledOperand, encode_operands
-from fewbits.models.recipe import AXES, Slot
+from fewbits.models.chain import THEN, Chain, Stage
+from fewbits.models.delayed import DelayedScales, quantize_for
+from fewbits.models.recipe import AXES, SLOTS, Slot
 
 # A slot's name, the kernel's counts (arithmetic.md), and a mixture's choice for each block (None: plain quantizer).
 Statistics = tuple[str, Tensor, Tensor | None]
@@ -24,52 +26,70 @@ class OperandPair:
     Arguments of the constructor:
     names: the names of the two slots.
     executed: the names of the GEMMs that read codes and scales (ScaledOperand) instead of rounded values.
+    scales: the state of the slots with delayed scales, and the number there of the layer's first slot; None: their
+        scales are current ones.
 
     Arguments of a call:
     seed: a function that returns the seed of stochastic rounding for a slot's name, and for a GEMM's name the seed of
-        the rotation signs (`signs=each`) that both operands of this GEMM share.
+        the rotation signs (`signs=each`) that both operands of this GEMM share. The name of a stage of a chain is that
+        of the slot with a `>` for each later stage.
     statistics: a list to which the call appends the statistics of mixtures.
     watch: True also appends the statistics of plain quantizers, which take extra time.
     """
 
     def __init__(
-        self, first: Slot, second: Slot, names: tuple[str, str], executed: Collection[str] = frozenset()
+        self,
+        first: Slot,
+        second: Slot,
+        names: tuple[str, str],
+        executed: Collection[str] = frozenset(),
+        scales: tuple[DelayedScales, int] | None = None,
     ) -> None:
         self.first, self.second = first, second
-        self.names = names
+        self.names, self.scales = names, scales
         self.executed = tuple(name.partition(".")[0] in executed for name in names)
         self.shared = first.equals(second)
+        self.requantizes = isinstance(second.spec, Chain) and second.spec.requantizes
         specs = [slot.spec for slot in (first, second) if slot.spec is not None]
         self.draws_signs = any(spec.draws_signs for spec in specs)
         self.needs_seed = self.draws_signs or any(spec.needs_seed for spec in specs)
-        quantizers = len(specs) == 2 and not any(isinstance(spec, Mixture) for spec in specs)
-        one_read = quantizers and not (self.shared or any(self.executed)) and (first.axis, second.axis) == (-1, 0)
-        self._in_one_read = specs if one_read else None
+        quantizers = [slot.spec for slot in (first, second) if isinstance(slot.spec, Quantizer) and not slot.delayed]
+        apart = not (self.shared or any(self.executed)) and (first.axis, second.axis) == (-1, 0)
+        self._in_one_read = quantizers if apart and len(quantizers) == 2 else None
 
     def __call__(
         self, x: Tensor, seed: Seed, statistics: list[Statistics] | None = None, *, watch: bool = False
     ) -> tuple[Operand, Operand]:
         if self._in_one_read and not watch:
-            spellings = map(_resolve_spelling, self._in_one_read, self.names, (seed, seed))
+            spellings = map(resolve_spelling, self._in_one_read, self.names, (seed, seed))
             seeds = map(_seed_for, self._in_one_read, self.names, (seed, seed))
             return call(torch.ops.fewbits.quantize_both, x, *spellings, *seeds)
         if all(self.executed) and not watch:
-            first, second = encode_operands(x, self._operand(0, seed), self._operand(1, seed))
-            return first, second
+            row, column = encode_operands(x, self._operand(0, seed), self._operand(1, seed))
+            return row, column
         values = self.quantize_one(0, x, seed, statistics, watch=watch)
         if self.shared and not any(self.executed):
             return values, values
         statistics = None if self.shared else statistics
-        return values, self.quantize_one(1, x, seed, statistics, watch=watch and not self.shared)
+        first = values if isinstance(values, Tensor) else None
+        return values, self.quantize_one(1, x, seed, statistics, watch=watch and not self.shared, first=first)
 
     def quantize_one(
-        self, which: int, x: Tensor, seed: Seed, statistics: list[Statistics] | None = None, *, watch: bool = False
+        self,
+        which: int,
+        x: Tensor,
+        seed: Seed,
+        statistics: list[Statistics] | None = None,
+        *,
+        watch: bool = False,
+        first: Tensor | None = None,
     ) -> Operand:
         """Return x quantized for only one GEMM: that of the first slot (which=0) or of the second slot (which=1).
 
         seed: returns the seed of a slot or GEMM by its name. If `statistics` is a list and the operand's counts were
         computed, append (name of the slot, counts, choices of a mixture or None). watch: also compute the counts of a
-        plain quantizer; those of a mixture are always computed.
+        plain quantizer; those of a mixture are always computed. In a chain, the counts are those of the last stage.
+        first: x quantized for the first slot, if it is known.
         """
         slot, name = (self.first, self.second)[which], self.names[0 if self.shared else which]
         spec = slot.spec
@@ -77,18 +97,43 @@ class OperandPair:
             return x
         if self.executed[which] and not watch:
             return encode_operands(x, self._operand(which, seed))[0]
-        spelling, drawn, choice = _resolve_spelling(spec, name, seed), _seed_for(spec, name, seed), None
-        if isinstance(spec, Mixture):
-            values, choice, counts, _ = call(torch.ops.fewbits.mix, x, spelling, slot.axis, drawn)
-        elif spelling == "bf16" and x.dtype == torch.bfloat16:
-            return x  # a cast from bf16 to bf16 changes nothing
-        elif watch:
-            values, counts, _ = call(torch.ops.fewbits.quantize_stats, x, spelling, slot.axis, drawn, False)
-        else:
-            return call(torch.ops.fewbits.quantize, x, spelling, slot.axis, drawn)
-        if statistics is not None:
-            statistics.append((name, counts, choice))
+        values = x
+        if which and self.requantizes:
+            values = self._rounded(0, x, self.names[0], seed) if first is None else first
+        values = self._rounded(which, values, name, seed, statistics, watch)
         return encode_operands(x, self._operand(which, seed))[0] if self.executed[which] else values
+
+    def _rounded(
+        self,
+        which: int,
+        x: Tensor,
+        name: str,
+        seed: Seed,
+        statistics: list[Statistics] | None = None,
+        watch: bool = False,
+    ) -> Tensor:
+        """Return x quantized by the quantizer, mixture or all stages of a slot; the other arguments: `quantize_one`."""
+        slot = (self.first, self.second)[which]
+        if slot.spec is None:
+            return x
+        if slot.delayed:
+            return self._with_delayed_scale(slot, x, name, seed, statistics, watch)
+        *others, last = slot.spec.stages if isinstance(slot.spec, Chain) else (slot.spec,)
+        for number, stage in enumerate(others):
+            x = _round(stage, x, slot.axis, name + THEN * (len(others) - number), seed, None, False)
+        return _round(last, x, slot.axis, name, seed, statistics, watch)
+
+    def _with_delayed_scale(
+        self, slot: Slot, x: Tensor, name: str, seed: Seed, statistics: list[Statistics] | None, watch: bool
+    ) -> Tensor:
+        spec = Quantizer.parse(resolve_spelling(slot.spec, name, seed)) if isinstance(slot.spec, Quantizer) else None
+        assert spec is not None
+        scales, first = self.scales or (None, 0)
+        number = first + SLOTS.index(name)
+        values, counts = quantize_for(x, spec, slot.axis, _seed_for(spec, name, seed), scales, number, watch)
+        if statistics is not None and counts is not None:
+            statistics.append((name, counts, None))
+        return values
 
     def _operand(self, which: int, seed: Seed) -> tuple[str, int, int]:
         """Return the string form, axis and seed with which `encode_operands` encodes a slot of an executed GEMM.
@@ -98,7 +143,25 @@ class OperandPair:
         """
         spec, name = (self.first, self.second)[which].spec, self.names[0 if self.shared else which]
         assert isinstance(spec, Quantizer)
-        return _resolve_spelling(spec, name, seed), AXES[self.names[which]], _seed_for(spec, name, seed)
+        return resolve_spelling(spec, name, seed), AXES[self.names[which]], _seed_for(spec, name, seed)
+
+
+def _round(
+    spec: Stage, x: Tensor, axis: int, name: str, seed: Seed, statistics: list[Statistics] | None, watch: bool
+) -> Tensor:
+    """Return x quantized by a quantizer or mixture. name: that of the slot, or of a stage of its chain."""
+    spelling, drawn, choice = resolve_spelling(spec, name, seed), _seed_for(spec, name, seed), None
+    if isinstance(spec, Mixture):
+        values, choice, counts, _ = call(torch.ops.fewbits.mix, x, spelling, axis, drawn)
+    elif spelling == "bf16" and x.dtype == torch.bfloat16:
+        return x  # a cast from bf16 to bf16 changes nothing
+    elif watch:
+        values, counts, _ = call(torch.ops.fewbits.quantize_stats, x, spelling, axis, drawn, False)
+    else:
+        return call(torch.ops.fewbits.quantize, x, spelling, axis, drawn)
+    if statistics is not None:
+        statistics.append((name, counts, choice))
+    return values
 
 
 def _seed_for(spec: Quantizer | Mixture, name: str, seed: Seed) -> int:
@@ -109,7 +172,7 @@ def _seed_for(spec: Quantizer | Mixture, name: str, seed: Seed) -> int:
     return seed(name) if spec.needs_seed else 0
 
 
-def _resolve_spelling(spec: Quantizer | Mixture, slot: str, seed: Seed) -> str:
+def resolve_spelling(spec: Quantizer | Mixture, slot: str, seed: Seed) -> str:
     """Return the string form of a quantizer or mixture.
 
     The option `signs=each` requests new signs of the Hadamard transform in each call of an OperandPair. It is replaced

@@ -6,7 +6,6 @@ weights.py says which layers these are. What is not quantized is named, with the
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,13 +20,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from fewbits.models.delayed import DelayedScales
 from fewbits.models.execution import Executor, WhyEmulated, check_execution, describe, why_emulated
 from fewbits.models.experts import ExpertLinear, install
 from fewbits.models.layer_table import kept_by
 from fewbits.models.networks.layers import Linear
 from fewbits.models.observer import Observer
 from fewbits.models.quantized_linear import Plan, QuantizedLinear, Shared, StepContext, quantized
-from fewbits.models.recipe import EMULATE, PARTS, Operands, Recipe, Rule, Wgrad, parts
+from fewbits.models.recipe import EMULATE, PARTS, SLOTS, Operands, Recipe, Rule, Wgrad, parts
 from fewbits.models.runtime import untraced
 from fewbits.models.updates import updates
 from fewbits.models.weights import BlockLinear, OtherWeight, active_share, weights
@@ -77,6 +77,8 @@ class Quantization(Shared):
             )
             self.penalised = True  # warn once
         self.context, self.positioned = StepContext(step, micro_batch, rank, self.is_switched(progress)), True
+        if self.delayed is not None:
+            self.delayed.advance(step)
         self.last_input = None
         self.recorded.clear()
         if self.observer is not None:
@@ -195,18 +197,24 @@ class Quantization(Shared):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs besides the model's and the optimizer's state: step, seed and recipe."""
-        return {"step": self.context.step, "seed": self.seed, "recipe": self.recipe.to_dict()}
+        """Return what a checkpoint needs besides the model's and the optimizer's state: step, seed and recipe.
+
+        With delayed scales it also has their history, and all ranks must call this.
+        """
+        delayed = {} if self.delayed is None else {"delayed": self.delayed.state()}
+        return {"step": self.context.step, "seed": self.seed, "recipe": self.recipe.to_dict()} | delayed
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the state of a checkpoint; raise ValueError if it was made with another seed or recipe."""
         if state["seed"] != self.seed:
             raise ValueError(f"the checkpoint has the rounding seed {state['seed']}: pass it to quantize(…, seed=…)")
-        if json.dumps(state["recipe"]) != json.dumps(self.recipe.to_dict()):
+        if Recipe.from_dict(state["recipe"]) != self.recipe:
             raise ValueError(
                 f"the checkpoint was trained with another recipe than {self.recipe.name}, or other settings of it"
             )
         self._count(state["step"])
+        if self.delayed is not None:
+            self.delayed.load_state(state["delayed"])
         if self._begin is None:
             self.begin(state["step"], rank=self.context.rank)
         else:
@@ -278,6 +286,8 @@ def quantize(
         raise ValueError(f"{type(model).__name__} has no linear layer in its blocks to quantize")
     blocks = 1 + max(layer.block for layer in linears)
     quantization = Quantization(recipe, seed, observer, keep_weights)
+    if recipe.delayed.slots:
+        quantization.delayed = DelayedScales(recipe.delayed, len(linears) * len(SLOTS))
     by_rule = dict(_operands_by_rule(recipe))
     kept = keep(recipe, linears, blocks)
     _check_parts(recipe, linears)
@@ -296,8 +306,10 @@ def quantize(
         before = recipe.kept if is_kept else by_rule[rules[layer.name]]
         after = before if is_kept else recipe.switched_from(before)
         why, later = (why_emulated(recipe, operands, layer, on) for operands in (before, after))
-        key = (id(before), *(tuple(each.values()) for each in (why, later)))  # layers with equal plans share them
-        own = plans.setdefault(key, _plans(before, after, why, later))
+        scales = quantization.delayed and (quantization.delayed, index * len(SLOTS))
+        # Layers with equal plans share them, unless they have a state.
+        key = (id(before), *(tuple(each.values()) for each in (why, later)), index if scales else 0)
+        own = plans.setdefault(key, _plans(before, after, why, later, scales))
         whys.append(why)
         settings = (layer, quantization, index, own, sampler)
         if layer.expert is None:
@@ -358,14 +370,21 @@ def keep(recipe: Recipe, layers: Sequence[BlockLinear], blocks: int) -> frozense
     return frozenset(layer.name for layer in layers if any(kept_by(recipe, layer, blocks)))
 
 
-def _plans(before: Operands, after: Operands, why: WhyEmulated, later: WhyEmulated) -> tuple[Plan, Plan]:
+def _plans(
+    before: Operands,
+    after: Operands,
+    why: WhyEmulated,
+    later: WhyEmulated,
+    scales: tuple[DelayedScales, int] | None,
+) -> tuple[Plan, Plan]:
     """Return a layer's Plan (its six slots and the GEMMs that are executed) before and after the recipe's switch.
 
     The switch is a change of quantizers during training. before, after: the layer's six slots before and after it. why,
-    later: the results of `why_emulated` for both. If the slots are equal, both Plans are the same object.
+    later: the results of `why_emulated` for both. scales: as for Plan. If the slots are equal, both Plans are the same
+    object.
     """
     first, second = (
-        Plan(operands, frozenset(gemm for gemm, reason in each.items() if reason is None))
+        Plan(operands, frozenset(gemm for gemm, reason in each.items() if reason is None), scales)
         for operands, each in ((before, why), (after, later))
     )
     return first, first if after == before else second

@@ -32,7 +32,9 @@ from fewbits.kernels import ops
 from fewbits.kernels.products import linear, matmul, matmul_fp32
 from fewbits.kernels.replays import capture, step_seed
 from fewbits.kernels.scaled_products import ScaledOperand, scaled_product
-from fewbits.models.operand_pair import Operand, OperandPair, Seed, Statistics
+from fewbits.models.chain import THEN, first_quantizer
+from fewbits.models.delayed import DelayedScales
+from fewbits.models.operand_pair import Operand, OperandPair, Seed, Statistics, resolve_spelling
 from fewbits.models.recipe import GEMMS, SLOTS, Operands, Recipe, Sampler
 from fewbits.models.runtime import current_stream, untraced
 from fewbits.models.updates import updates, version
@@ -113,21 +115,43 @@ class Shared:
     called: set[int] = field(default_factory=set)  # layers that have computed a product
     positioned: bool = False  # the loop has said which step it is, by `begin` or `attach`
     updates: int = field(default_factory=updates)  # of all optimizers when the model was quantized
+    delayed: DelayedScales | None = None  # the state of the slots with delayed scales
 
 
 class Plan:
     """The six slots of a layer, grouped by tensor: two GEMMs read each of x, w and dy, so each has an OperandPair.
 
-    executed: the names of the GEMMs that are computed from codes and scales.
+    executed: the names of the GEMMs that are computed from codes and scales. scales: the state of delayed scales, and
+    the number there of the layer's first slot; None: all scales are current.
     """
 
-    def __init__(self, operands: Operands, executed: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        operands: Operands,
+        executed: frozenset[str] = frozenset(),
+        scales: tuple[DelayedScales, int] | None = None,
+    ) -> None:
         self.operands, self.executed = operands, executed
         self.x, self.w, self.dy = (
-            OperandPair(operands[first], operands[second], (first, second), executed)
+            OperandPair(operands[first], operands[second], (first, second), executed, scales)
             for first, second in (("fprop.x", "wgrad.x"), ("fprop.w", "dgrad.w"), ("dgrad.dy", "wgrad.dy"))
         )
         self.draws_signs = any(pair.draws_signs for pair in (self.x, self.w, self.dy))
+        # A GEMM that requantizes rotated values returns a rotated result: along `in` for x and w, along `out` for dy.
+        self.rotated: dict[str, list[tuple[str, int]]] = {gemm: [] for gemm in GEMMS}
+        for pair, axis in ((self.x, -1), (self.w, -1), (self.dy, 0)):
+            spec = pair.first.spec
+            if pair.requantizes and spec is not None and first_quantizer(spec).hadamard:
+                self.rotated[pair.names[1].partition(".")[0]].append((pair.names[0], axis))
+
+    def rotate_back(self, gemm: str, result: Tensor, seed: Seed) -> Tensor:
+        """Return the result of a GEMM in the basis of its unquantized operands. seed: as for OperandPair."""
+        for slot, axis in self.rotated[gemm]:
+            spec = self.operands[slot].spec
+            assert spec is not None
+            spelling = resolve_spelling(first_quantizer(spec), slot, seed)
+            result = torch.ops.fewbits.unrotate(result, spelling, axis)
+        return result
 
 
 class QuantizedLinear(nn.Module):
@@ -225,10 +249,14 @@ class QuantizedLinear(nn.Module):
         if torch.is_autocast_enabled(x.device.type):
             rows = rows.to(torch.get_autocast_dtype(x.device.type))
         backward = torch.is_grad_enabled()
+        if owner.delayed is not None:
+            owner.delayed.recording = True  # also in evaluations, whose quantized weights training may reuse
         with torch.no_grad():
             sampled = self.sampler is not None and (self.training or self.sampler.in_evaluation)
             weight = self._cached_weight if owner.keep_weights else self._uncached_weight
             w_forward, w_backward = weight(context, rows.dtype, sampled, backward)
+            if owner.delayed is not None:
+                owner.delayed.recording = backward
             if backward:
                 x_forward, x_backward = self._quantize_input(context, x, rows)
             else:
@@ -255,8 +283,10 @@ class QuantizedLinear(nn.Module):
         Seeds differ between steps, micro-batches, ranks and layers. The seed of a weight's slot is the same for all
         micro-batches and ranks of a step.
         """
-        micro_batch, rank = (0, 0) if name.endswith(".w") else (context.micro_batch, context.rank)
-        return step_seed(self.owner[0].seed, context.step, micro_batch, rank, self.index, DRAWS.index(name))
+        slot, *stages = name.split(THEN)
+        micro_batch, rank = (0, 0) if slot.endswith(".w") else (context.micro_batch, context.rank)
+        own = (self.index, DRAWS.index(slot), *[len(stages)] * bool(stages))
+        return step_seed(self.owner[0].seed, context.step, micro_batch, rank, *own)
 
     def _seeds(self, context: StepContext) -> Seed:
         return partial(self.seed, context)
@@ -298,6 +328,8 @@ class QuantizedLinear(nn.Module):
         """
         owner, pair = self.owner[0], self.plans[context.switched].dy
         owner.last_input = None  # no further layer will read this input, because the forward pass is over
+        if owner.delayed is not None:
+            owner.delayed.recording = True
         statistics: list[Statistics] = []
         if for_x and for_weight:
             values = pair(dy, self._seeds(context), statistics, watch=owner.watching)
@@ -529,11 +561,12 @@ class _ThreeGemms(torch.autograd.Function):
         dy_dgrad, dy_wgrad = layer.quantize_gradient(context, dy, for_x, for_weight)
         if w is None and for_x:
             w = layer.quantize_weight_for(1, context, dy.dtype, bit_scale is not None)
-        dx = product("dgrad", dy_dgrad, w, dy.dtype) if for_x else None
+        plan, seeds = layer.plans[context.switched], layer._seeds(context)
+        dx = plan.rotate_back("dgrad", product("dgrad", dy_dgrad, w, dy.dtype), seeds) if for_x else None
         d_bias = dy.sum(0) if ctx.needs_input_grad[3] else None
         if not for_weight:
             return dx, None, None, d_bias, *[None] * 6
-        dw = product("wgrad", dy_wgrad, x, layer.output or dy.dtype)
+        dw = plan.rotate_back("wgrad", product("wgrad", dy_wgrad, x, layer.output or dy.dtype), seeds)
         observer = layer.owner[0].observer
         if original is not None and observer is not None:
             observer.record_weight_gradient(layer.index, dw, product("wgrad", dy, original, torch.float32))

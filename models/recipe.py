@@ -12,6 +12,8 @@ more values are valid:
     same    the quantized values that the tensor's other GEMM already reads; valid only in dgrad.w (which then reads the
             values of fprop.w), in wgrad.dy (the values of dgrad.dy) and in wgrad.x (the values of fprop.x)
 
+A chain `A > B` quantizes by B what A returns, and `same > B` what the tensor's other GEMM reads (chain.py).
+
 `execute` multiplies codes and scales in FP8, MXFP8 or NVFP4 (execution.py). By default every GEMM is emulated: its
 operands are rounded and then multiplied as BF16 values.
 
@@ -30,7 +32,9 @@ from functools import cached_property
 from typing import Any
 
 from fewbits.common.from_dict import from_dict, one_of
-from fewbits.kernels.quantizer import Mixture, Quantizer
+from fewbits.kernels.quantizer import Mixture
+from fewbits.models.chain import SAME, THEN, Chain, Spec, first_quantizer, parse
+from fewbits.models.delayed import Delayed, can_be_delayed
 
 PARTS = ("qkv", "out", "up", "down", "in")
 GEMMS = ("fprop", "dgrad", "wgrad")
@@ -48,7 +52,6 @@ FIRST_SLOT = {
 SAMPLERS = ("none", "gaussws", "diffq")
 SQUARES = (1, 2, 4, 8, 16, 32, 64, 128)  # valid `sampler.block`: side lengths of the squares that share a bit width
 PASSES = ("both", "forward", "backward")
-SAME = "same"
 HIGH = "high"
 EMULATE, AUTO, *_ = EXECUTIONS = ("emulate", "auto", "fp8", "mxfp8", "nvfp4")
 
@@ -156,19 +159,23 @@ class Switch:
 
 @dataclass(frozen=True)
 class Slot:
-    """The quantizer or mixture of an operand (None: unquantized), and the axis of the tensor along which blocks lie."""
+    """What quantizes an operand (None: nothing), and the axis of the tensor along which blocks lie.
 
-    spec: Quantizer | Mixture | None
+    delayed: the tensor's scale comes from earlier steps (delayed.py).
+    """
+
+    spec: Spec | None
     axis: int
+    delayed: bool = False
 
     def equals(self, other: Slot) -> bool:
         """Tell whether both slots round a tensor to the same values.
 
-        This holds if both have the same quantizer or mixture and, unless the axis does not matter (`_transposes`), the
-        same axis.
+        This holds if both have the same quantizer, mixture or chain and, unless the axis does not matter
+        (`_transposes`), the same axis.
         """
         same_axis = self.axis == other.axis or self.spec is None or _transposes(self.spec)
-        return self.spec == other.spec and same_axis
+        return self.spec == other.spec and self.delayed == other.delayed and same_axis
 
 
 Operands = Mapping[str, Slot]  # the six slots of a layer, by slot name (`fprop.x` …)
@@ -187,6 +194,7 @@ class Recipe:
     rules: tuple[Rule, ...] = field(default=(), metadata={"neutral": ()})
     sampler: Sampler = field(default_factory=Sampler)
     switch: Switch = field(default_factory=Switch)
+    delayed: Delayed = field(default_factory=Delayed, metadata={"neutral": Delayed()})
     execute: str = (
         EMULATE  # how GEMMs of quantized operands are computed: from rounded values, or from codes and scales
     )
@@ -209,6 +217,13 @@ class Recipe:
                 raise ValueError(f"{key} {value!r}: expected {expected}")
         parts(self.sampler.parts, "sampler.parts")
         parts(self.keep.parts, "keep.parts")
+        for slot in self.delayed.slots:
+            one_of("delayed.slots", slot, SLOTS)
+            if not self.operands[slot].delayed:
+                raise ValueError(
+                    f"delayed.slots: {slot} is {_spell(self.operands[slot])}, which has no scale for the whole tensor: "
+                    "valid are quantizers such as e4m3:tensor:amax, and e2m1:1x16:nvfp4, ue5m3 or eden"
+                )
         _ = self.operands, self.kept, self.switched
         for rule in self.rules:
             self.operands_by(rule)
@@ -237,11 +252,13 @@ class Recipe:
             own = getattr(getattr(self, gemm), tensor)
             text = own if rule is None else rule.slots.get(slot, own)
             same = text == SAME and slot in FIRST_SLOT
-            operands[slot] = operands[FIRST_SLOT[slot]] if same else Slot(parse_operand(text, slot), axis)
+            spec = None if same else parse_operand(text, slot)
+            delayed = slot in self.delayed.slots and can_be_delayed(spec)
+            operands[slot] = operands[FIRST_SLOT[slot]] if same else Slot(spec, axis, delayed)
         return _check_rotations(operands)
 
     @cached_property
-    def specs(self) -> tuple[Quantizer | Mixture | None, ...]:
+    def specs(self) -> tuple[Spec | None, ...]:
         """What the slots of all layers have that `keep` does not select, each once; None stands for `high`."""
         layers = (self.operands, *map(self.operands_by, self.rules))
         return tuple(dict.fromkeys(slot.spec for operands in layers for slot in operands.values()))
@@ -291,22 +308,25 @@ def parts(names: tuple[str, ...], key: str = "parts") -> frozenset[str]:
     return frozenset(expanded)
 
 
-def parse_operand(text: str, key: str) -> Quantizer | Mixture | None:
-    """Parse a slot's quantizer or mixture; return None for `high`. key: the setting that error messages name."""
+def parse_operand(text: str, key: str) -> Spec | None:
+    """Parse a slot's quantizer, mixture or chain; return None for `high`. key: the setting that error messages name."""
     if not isinstance(text, str):
         raise ValueError(f"{key}: expected a quantizer or mixture as a string, not {text!r}")
     if text == HIGH:
         return None
     try:
-        return Mixture.parse(text) if "|" in text else Quantizer.parse(text)
+        spec = parse(text)
     except ValueError as error:
         raise ValueError(
             f"{key}: {error}; `high` is valid too, and in dgrad.w, wgrad.dy and wgrad.x also `same`"
         ) from None
+    if isinstance(spec, Chain) and spec.requantizes and key not in FIRST_SLOT:
+        raise ValueError(f"{key}: {text!r}: `{SAME} {THEN}` is valid only in {', '.join(FIRST_SLOT)}")
+    return spec
 
 
 def _in_every_slot(text: str, key: str) -> dict[str, Slot]:
-    """Return a layer's six slots, each with the quantizer or mixture `text`. key: the setting that errors name."""
+    """Return a layer's six slots, each with the quantizer, mixture or chain `text`. key: what errors name."""
     spec = parse_operand(text, key)
     return _check_rotations({slot: Slot(spec, axis) for slot, axis in AXES.items()})
 
@@ -337,21 +357,20 @@ def _spell(slot: Slot) -> str:
     return str(slot.spec) if slot.spec else HIGH
 
 
-def _rotation(spec: Quantizer | Mixture | None) -> tuple[int, object] | None:
-    """Return (size, signs) of the Hadamard transform of a quantizer, or of a mixture's first quantizer.
-
-    Return None if there is no transform.
-    """
-    q = spec.quantizers[0] if isinstance(spec, Mixture) else spec
+def _rotation(spec: Spec | None) -> tuple[int, object] | None:
+    """Return (size, signs) of the Hadamard transform of a slot's quantizers, or None if there is no transform."""
+    q = None if spec is None else first_quantizer(spec)
     return (q.hadamard, q.signs) if q and q.hadamard else None
 
 
-def _transposes(spec: Quantizer | Mixture) -> bool:
+def _transposes(spec: Spec) -> bool:
     """Tell whether quantization gives the same values for both axes along which the blocks of `spec` can lie.
 
     This holds if each block, and each decision block of a mixture, is a square or the whole tensor, and if there is
     neither a Hadamard transform nor a scale for each row of blocks (`group=row`).
     """
+    if isinstance(spec, Chain):
+        return not spec.requantizes and all(map(_transposes, spec.stages))
     if isinstance(spec, Mixture):
         block = spec.decision_block
         return block.rows == block.cols and all(map(_transposes, spec.quantizers))

@@ -15,6 +15,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from fewbits.analysis.figures.theme import SMALL, TEXT, WIDTH, ink, theme
 from fewbits.kernels.quantizer import Quantizer
+from fewbits.models.chain import Chain
 from fewbits.models.recipe import Recipe, Slot
 
 POINTS = 72 * WIDTH  # the width of a drawing in points
@@ -161,7 +162,7 @@ def _operand(tensor: str, slot: Slot, before: Slot | None = None) -> Operand:
     if slot.spec is None:
         return Operand(tensor, same=same)
     if not isinstance(slot.spec, Quantizer):
-        return Operand(tensor, elements="a mixture", same=same)
+        return Operand(tensor, elements="a chain" if isinstance(slot.spec, Chain) else "a mixture", same=same)
     q = slot.spec
     along = "" if q.block.rows == q.block.cols else f", {DIMENSIONS[tensor][slot.axis]}"
     transform = f"Hadamard {q.hadamard}" if q.hadamard else ""

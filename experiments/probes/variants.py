@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fewbits.kernels.quantizer import Mixture, Quantizer
+from fewbits.kernels.quantizer import Quantizer
+from fewbits.models.chain import Spec, first_quantizer
 from fewbits.models.quantize import Quantization
 from fewbits.models.quantized_linear import Plan, QuantizedLinear
 from fewbits.models.recipe import AXES, FIRST_SLOT, GEMMS, SLOTS, Operands, Slot
@@ -89,9 +90,9 @@ def _both(name: str, slots: frozenset[str]) -> Iterator[Variant]:
     yield Variant(f"without {name}", frozenset(SLOTS) - slots)
 
 
-def _high(slot: str, spec: Quantizer | Mixture, *, rotated: bool) -> Slot:
+def _high(slot: str, spec: Spec, *, rotated: bool) -> Slot:
     """Return the Slot in high precision that replaces one with the quantizers `spec`. rotated: keep its rotation."""
-    quantizer = spec.quantizers[0] if isinstance(spec, Mixture) else spec
+    quantizer = first_quantizer(spec)
     if not (rotated and quantizer.hadamard):
         return Slot(None, AXES[slot])
     signs = "" if quantizer.signs is None else f":signs={quantizer.signs}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from fewbits.common.atomic import read_json, write_json
 from fewbits.experiments.devices import PEAK
 from fewbits.experiments.trial import Trial
-from fewbits.kernels.quantizer import Mixture, Quantizer
+from fewbits.models.chain import quantizers_of
 from fewbits.models.networks.registry import flops_per_token, parameters
 from fewbits.models.recipe import Recipe
 from fewbits.sweeps.planning.plan import Planned, tokens_until
@@ -85,9 +85,8 @@ def _emulation(recipe: Recipe) -> str:
 
     Quantizers with scaling `none`, which are plain casts, do not count.
     """
-    quantizers = [q for spec in recipe.specs if isinstance(spec, Mixture) for q in spec.quantizers]
-    quantizers += [spec for spec in recipe.specs if isinstance(spec, Quantizer)]
-    bits = [q.format.exponent_bits + q.format.mantissa_bits for q in quantizers if q.scaling != "none"]
+    quantizers = [q for spec in recipe.specs for q in quantizers_of(spec) if q.scaling != "none"]
+    bits = [q.format.exponent_bits + q.format.mantissa_bits for q in quantizers]
     if bits:
         return "e2m1" if min(bits) < 4 else "e4m3"
     return "none" if recipe.sampler.kind == "none" else "sampler"

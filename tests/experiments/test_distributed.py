@@ -94,6 +94,17 @@ def test_ranks_draw_noise_of_their_own_and_are_part_of_the_id(whole: Path, cache
     assert metric(alone, "gradient_norm")[0] != metric(whole, "gradient_norm")[0]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_delayed_scales_outlive_a_killed_trial(cache: Path, tmp_path: Path, ranks: int) -> None:
+    asked = ("recipe=fp8-delayed", "recipe.delayed.history=3", "training.steps=8")
+    whole, runs = tmp_path / "whole" / "runs", tmp_path / "runs"
+    assert two_processes(cache, whole, *asked, ranks=ranks) == [0] * ranks
+    two_processes(cache, runs, *asked, ranks=ranks, stop=3)
+    assert not list(runs.glob("*/result.json"))
+    assert two_processes(cache, runs, *asked, ranks=ranks) == [0] * ranks
+    assert left(only_run(runs)) == left(only_run(whole))
+
+
 def test_without_noise_two_processes_train_as_one(cache: Path, tmp_path: Path) -> None:
     asked = ("training.dtype=fp32", "training.steps=4", "training.batch=8")  # two micro-batches for each rank
     assert two_processes(cache, tmp_path / "runs", *asked) == [0, 0]

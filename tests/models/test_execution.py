@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fewbits.kernels.scaled_products import FORMS, ScaledOperand, encode_operands, form_of, scaled_product
-from fewbits.models.execution import Executor, check_tokens
+from fewbits.kernels.scaled_products import FORMS, ScaledOperand, encode_operands, scaled_product
+from fewbits.models.execution import Executor, check_tokens, form_of_slot
 from fewbits.models.layer_table import layer_table
 from fewbits.models.observer import Observer, ObserverConfig
 from fewbits.models.quantize import Quantization, quantize
@@ -40,7 +40,7 @@ def pair(
 ) -> list[QuantizedLinear]:
     """Return two layers with equal parameters: one whose GEMMs are executed, and one that emulates the recipe."""
     layers = []
-    kind = next(FORMS[str(form_of(slot.spec))].kind for slot in spec.operands.values() if slot.spec)
+    kind = next(FORMS[str(form_of_slot(slot))].kind for slot in spec.operands.values() if slot.spec)
     for execute in (kind, "emulate"):
         own = Recipe.from_dict({**spec.to_dict(), "execute": execute})
         model = nn.Sequential(linear(*sizes, bias=bias))

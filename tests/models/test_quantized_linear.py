@@ -75,6 +75,8 @@ CASES: dict[str, tuple[tuple[str, ...], str]] = {
     "same": ((SR, SR, SR, "same", "same", "same"), "x w dy"),
     "some": ((E4M3, "high", SR, E4M3, "high", MIXED), ""),
     "one of two": (("high", E4M3, "high", "same", SR, "high"), "x w"),
+    "chains": (("high", f"{SR} > {SR} > bf16", f"{E4M3} > {MIXED}", "same", "high", f"{MIXED} > {SR}"), "w"),
+    "requantized": ((SR, SR, SR, f"same > {SR} > {E4M3}", f"same > {SR}", f"same > {MIXED}"), ""),
 }
 
 
@@ -101,8 +103,13 @@ def by_hand(
         if slot != first[name] and name in shared.split():
             operands[slot] = operands[first[name]]
             continue
-        seed = derive_seed(SEED, step, 0 if name == "w" else micro_batch, 0, 0, place)
-        operands[slot] = operand(text, tensors[name], -1 if slot == first[name] else 0, seed)
+        *others, last = text.split(" > ")
+        at = (SEED, step, 0 if name == "w" else micro_batch, 0, 0, place)
+        values, axis = tensors[name], -1 if slot == first[name] else 0
+        for later, stage in zip(range(len(others), 0, -1), others, strict=True):
+            again = stage == "same"
+            values = operands[first[name]] if again else operand(stage, values, axis, derive_seed(*at, later))
+        operands[slot] = operand(last, values, axis, derive_seed(*at))
     return operands
 
 
@@ -143,6 +150,32 @@ def test_the_three_gemms_read_what_the_recipe_says(
         grad_of(layer.weight), product("wgrad", q["wgrad.dy"], q["wgrad.x"], OUTPUTS[output] or dtype).float()
     )
     assert torch.equal(grad_of(layer.bias), dy_rows.sum(0).float())
+
+
+@pytest.mark.parametrize("keep_weights", [True, False])
+def test_gemms_that_requantize_rotated_values_return_results_that_are_rotated_back(keep_weights: bool) -> None:
+    turned, again = f"{E4M3}:rht32:signs=each", f"same > {SR}"
+    slots = dict(
+        zip(SLOTS, (turned, turned, f"{SR}:rht8", f"{again}:rht8", f"{again}:rht16", f"{again}:rht16"), strict=True)
+    )
+    quantization = quantize(
+        nn.Sequential(linear(32, 64)), recipe(*slots.values()), seed=SEED, keep_weights=keep_weights
+    )
+    layer = quantization.layers[0]
+    quantization.begin(5, 3)
+    x, dy = noisy(48, 32, seed=1).requires_grad_(), noisy(48, 64, seed=2)
+    layer(x).backward(dy)
+
+    signs = derive_seed(SEED, 5, 3, 0, 0, len(SLOTS) + 1)  # of fprop
+    resolved = {slot: text.replace("each", str(signs)) for slot, text in slots.items()}
+    q = by_hand(resolved, "", x.detach(), layer.weight.detach(), dy, step=5, micro_batch=3)
+    back = torch.ops.fewbits.unrotate
+    turned = resolved["fprop.x"]
+    assert torch.equal(grad_of(x), back(products.matmul(q["dgrad.dy"], q["dgrad.w"]), turned, -1))
+    dw = back(product("wgrad", q["wgrad.dy"], q["wgrad.x"], torch.bfloat16), turned, -1)
+    assert torch.equal(grad_of(layer.weight), back(dw, f"{SR}:rht8", 0).float())
+    exact = dy @ layer.weight.detach()
+    assert (grad_of(x) - exact).norm() < 0.2 * exact.norm()
 
 
 @pytest.mark.parametrize("shape", [(0, 32), (3, 0, 32), (32,), (1, 32)], ids=str)

@@ -166,6 +166,17 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"fprop": {"x": RHT, "w": RHT}, "dgrad": {"dy": RHT, "w": "same"}},
         "dgrad: a rotated operand cannot be `same`",
     ),
+    "requantized where it is first": (
+        {"fprop": {"x": f"same > {PLAIN}"}},
+        "fprop.x: 'same > e4m3:1x16:amax': `same >` is valid only in dgrad.w, wgrad.dy, wgrad.x",
+    ),
+    "a chain of nothing": ({"fprop": {"x": f"{PLAIN} > "}}, "fprop.x: unknown format ''"),
+    "a chain rotated twice": (
+        {"fprop": {"x": f"{RHT} > {RHT}"}},
+        "fprop.x: only one stage of a chain can have a Hadamard transform (rhtN)",
+    ),
+    "a chain rotated beside none": ({"wgrad": {"x": f"same > {RHT}"}}, f"wgrad: high and same > {RHT} {ROTATED}"),
+    "keep by requantized": ({"keep": {"by": "same > e4m3"}}, "keep.by: 'same > e4m3': `same >` is valid only in"),
     "switch of unknown passes": (
         {"switch": {"at": 0.5, "passes": "nowhere"}},
         "switch.passes 'nowhere': valid values are both, forward, backward",

@@ -150,7 +150,7 @@ def _operands(recipe: Recipe) -> dict[str, str]:
 def _fields(recipe: Recipe) -> dict[str, Any]:
     """Return the fields of a recipe except the operands."""
     fields = recipe.to_dict()
-    return {key: fields[key] for key in ("execute", "keep", "rules", "sampler", "switch")}
+    return {key: fields[key] for key in ("execute", "keep", "rules", "sampler", "switch", "delayed")}
 
 
 def _entry(name: str, recipe: Recipe) -> str:
@@ -167,6 +167,9 @@ def _entry(name: str, recipe: Recipe) -> str:
     if sampler.kind != "none":
         bits = f"{sampler.init:g} → {sampler.target:g} bits for each {sampler.block}x{sampler.block}"
         lines.append(f"{sampler.kind} on the weights of {' and '.join(sampler.parts)}: {bits}, λ {sampler.penalty:g}")
+    if recipe.delayed.slots:
+        d, slots = recipe.delayed, ", ".join(recipe.delayed.slots)
+        lines.append(f"scales of {slots} from the {d.use} amax of {d.history} steps, held for {d.hold}")
     if switch.at < 1:
         which = "all" if switch.passes == "both" else f"{switch.passes}'s"
         lines.append(f"from {switch.at:.0%} of training on, {which} operands {switch.to}")
