@@ -3,7 +3,8 @@
 The id is a hash of everything that determines a trial's numbers, and is the same on every machine: the settings, the
 fingerprint of the data, the requested kind of device, the numbers of ranks and threads, the parent of a branch, and the
 numerics version of the sources (numerics.py). It does not cover names, intervals between checkpoints, or evaluation
-other than the loss. The environment (torch, processor, GPU, compiler) and the git commit are provenance, not identity.
+other than the loss. A trial that uses hooks of the user's own has a digest of their file. The environment (torch,
+processor, GPU, compiler) and the git commit are provenance, not identity.
 
 All settings are hashed, so defaults may change. A setting that is added later would change all ids: it declares its
 neutral value, with which a trial computes what it did before the setting existed, and is hashed only where it differs:
@@ -12,17 +13,21 @@ neutral value, with which a trial computes what it did before the setting existe
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fewbits.experiments.environment import process_facts
-from fewbits.experiments.numerics import announce, changed, numerics, running
+from fewbits.experiments.numerics import announce, changed, numerics, python_digest, running, total
 from fewbits.experiments.trial import Trial
+from fewbits.models.chain import Chain
+from fewbits.models.hooks import OWN, HookStage, is_own
+from fewbits.models.recipe import Recipe
 
 # Paths of settings that change no number of a trial, so the id does not contain them.
 FREE = {
@@ -80,7 +85,31 @@ def _settings_and_inputs(
         "ranks": ranks,  # each rank draws its own noise
         "threads": threads if device == "cpu" else 1,  # torch splits some sums over threads
         "parent": dataclasses.asdict(parent) if parent else None,
-    }
+    } | own_hooks(trial.recipe)
+
+
+def own_hooks(recipe: Recipe) -> dict[str, str]:
+    """Return a digest of the user's hooks, and of the modules beside them that they import, if the recipe uses one."""
+    specs = {*recipe.specs, *(slot.spec for each in (recipe.kept, recipe.switched) for slot in each.values())}
+    stages = [stage for spec in specs if isinstance(spec, Chain) for stage in spec.stages]
+    if not any(isinstance(stage, HookStage) and is_own(stage.name) for stage in stages):
+        return {}
+    waiting, digests = [OWN], dict[str, str]()
+    while waiting:
+        file = waiting.pop()
+        if file.name not in digests and file.is_file():
+            tree = ast.parse(file.read_bytes())
+            digests[file.name] = python_digest(tree)
+            waiting += [OWN.parent / f"{name.partition('.')[0]}.py" for name in _imported(tree)]
+    return {"hooks": total(digests)}
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
 
 
 def trial_id(identity: Mapping[str, Any]) -> str:

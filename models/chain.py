@@ -2,6 +2,7 @@
 
     e2m1:1x32:e8m0 > e4m3:1x32:e8m0    the second quantizer quantizes the values that the first one returns
     same > e2m1:1x16:eden:rht128       quantizes the values that the tensor's other GEMM reads (fprop.x for wgrad.x)
+    averis > e2m1:1x16:nvfp4           calls a registered function, which calls the later stages (hooks.py)
 
 The blocks of every stage lie along the dimension that the slot's GEMM sums over, except that `same` stands for the
 values of the other GEMM, whose blocks lie along the sum of that GEMM. If those values are rotated (Hadamard transform),
@@ -15,16 +16,20 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from fewbits.kernels.quantizer import Mixture, Quantizer
+from fewbits.models.hooks import HookStage
 
 THEN = ">"
 SAME = "same"
 
-Stage = Quantizer | Mixture
+Stage = Quantizer | Mixture | HookStage
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Quantizers and mixtures, applied in turn. requantizes: the input is what the tensor's other GEMM reads."""
+    """Quantizers and mixtures, applied in turn, perhaps by a hook, the first stage.
+
+    requantizes: the input is what the tensor's other GEMM reads.
+    """
 
     stages: tuple[Stage, ...]
     requantizes: bool = False
@@ -33,7 +38,9 @@ class Chain:
     def __post_init__(self) -> None:
         if len(self.stages) + self.requantizes < 2:
             raise ValueError(f"a chain needs two stages, such as e2m1:1x32:e8m0 {THEN} e4m3:1x32:e8m0")
-        if sum(bool(q.hadamard) for q in map(first_quantizer, self.stages)) > 1:
+        if any(isinstance(stage, HookStage) for stage in self.stages[1:]) or isinstance(self.stages[-1], HookStage):
+            raise ValueError(f"a hook is the first stage of a chain, followed by a quantizer: NAME {THEN} QUANTIZER")
+        if sum(bool(q.hadamard) for q in self._first()) > 1:
             raise ValueError("only one stage of a chain can have a Hadamard transform (rhtN)")
         stages = [*[SAME] * self.requantizes, *map(str, self.stages)]
         object.__setattr__(self, "spelling", f" {THEN} ".join(stages))
@@ -44,7 +51,15 @@ class Chain:
     @property
     def rotating(self) -> Quantizer | None:
         """The quantizer with a Hadamard transform, if there is one."""
-        return next((q for q in map(first_quantizer, self.stages) if q.hadamard), None)
+        return next((q for q in self._first() if q.hadamard), None)
+
+    @property
+    def hook(self) -> HookStage | None:
+        return self.stages[0] if isinstance(self.stages[0], HookStage) else None
+
+    def _first(self) -> list[Quantizer]:
+        """Return the first quantizer of each stage that is no hook."""
+        return [first_quantizer(stage) for stage in self.stages if not isinstance(stage, HookStage)]
 
     @property
     def needs_seed(self) -> bool:
@@ -63,7 +78,7 @@ def parse(text: str) -> Spec:
     """Parse what a slot holds: the string form of a quantizer or mixture, or of a chain of these."""
     first, *others = (part.strip() for part in text.split(THEN))
     if not others:
-        return _stage(first)
+        return Mixture.parse(first) if "|" in first else Quantizer.parse(first)
     stages = others if first == SAME else [first, *others]
     try:
         return Chain(tuple(map(_stage, stages)), first == SAME)
@@ -72,13 +87,15 @@ def parse(text: str) -> Spec:
 
 
 def _stage(text: str) -> Stage:
-    return Mixture.parse(text) if "|" in text else Quantizer.parse(text)
+    if "|" in text:
+        return Mixture.parse(text)
+    return HookStage.parse(text) or Quantizer.parse(text)
 
 
 def first_quantizer(spec: Spec) -> Quantizer:
     """Return the quantizer whose rotation that of `spec` is: all quantizers of a mixture have the same one."""
     if isinstance(spec, Chain):
-        return spec.rotating or first_quantizer(spec.stages[-1])
+        return spec.rotating or spec._first()[-1]
     return spec.quantizers[0] if isinstance(spec, Mixture) else spec
 
 
@@ -86,7 +103,8 @@ def quantizers_of(spec: Spec | None) -> Iterator[Quantizer]:
     """Yield the quantizers of what a slot holds."""
     if isinstance(spec, Chain):
         for stage in spec.stages:
-            yield from quantizers_of(stage)
+            if not isinstance(stage, HookStage):
+                yield from quantizers_of(stage)
     elif isinstance(spec, Mixture):
         yield from spec.quantizers
     elif spec is not None:

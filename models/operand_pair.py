@@ -1,6 +1,6 @@
 """Quantize a tensor for the two GEMMs that read it, with as few passes over the tensor as possible."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -10,12 +10,14 @@ from fewbits.kernels.quantizer import Mixture, Quantizer, with_signs
 from fewbits.kernels.scaled_products import ScaledOperand, encode_operands
 from fewbits.models.chain import THEN, Chain, Stage
 from fewbits.models.delayed import DelayedScales, quantize_for
+from fewbits.models.hooks import HookStage, Rest
 from fewbits.models.recipe import AXES, SLOTS, Slot
 
 # A slot's name, the kernel's counts (arithmetic.md), and a mixture's choice for each block (None: plain quantizer).
 Statistics = tuple[str, Tensor, Tensor | None]
 Seed = Callable[[str], int]  # the name of a slot or GEMM to a seed
 Operand = Tensor | ScaledOperand
+_MOST_STAGES = 16  # more than a chain has, so that each draw of a hook has names of its own
 
 
 class OperandPair:
@@ -50,6 +52,8 @@ class OperandPair:
         self.executed = tuple(name.partition(".")[0] in executed for name in names)
         self.shared = first.equals(second)
         self.requantizes = isinstance(second.spec, Chain) and second.spec.requantizes
+        hook = first.spec.hook if isinstance(first.spec, Chain) else None
+        self.hook = hook if hook is not None and hook.hook.backward is not None else None  # has a backward rule
         specs = [slot.spec for slot in (first, second) if slot.spec is not None]
         self.draws_signs = any(spec.draws_signs for spec in specs)
         self.needs_seed = self.draws_signs or any(spec.needs_seed for spec in specs)
@@ -118,10 +122,21 @@ class OperandPair:
             return x
         if slot.delayed:
             return self._with_delayed_scale(slot, x, name, seed, statistics, watch)
-        *others, last = slot.spec.stages if isinstance(slot.spec, Chain) else (slot.spec,)
-        for number, stage in enumerate(others):
-            x = _round(stage, x, slot.axis, name + THEN * (len(others) - number), seed, None, False)
-        return _round(last, x, slot.axis, name, seed, statistics, watch)
+        if not isinstance(slot.spec, Chain):
+            return _round(slot.spec, x, slot.axis, name, seed, statistics, watch)
+        if slot.spec.hook is not None:
+            return slot.spec.hook.values(x, _rest(slot.spec, slot.axis, name, seed, statistics, watch))
+        return _round_all(slot.spec.stages, x, slot.axis, name, seed, statistics, watch)
+
+    def gradient(self, gradient: Tensor, x: Tensor, seed: Seed) -> Tensor:
+        """Return the gradient of x by the backward rule of the first slot's hook, if it has one.
+
+        gradient: that by the straight-through rule.
+        """
+        hook, spec = self.hook, self.first.spec
+        if hook is None or not isinstance(spec, Chain):
+            return gradient
+        return hook.gradient(gradient, x, _rest(spec, self.first.axis, self.names[0], seed, None, False))
 
     def _with_delayed_scale(
         self, slot: Slot, x: Tensor, name: str, seed: Seed, statistics: list[Statistics] | None, watch: bool
@@ -146,8 +161,45 @@ class OperandPair:
         return resolve_spelling(spec, name, seed), AXES[self.names[which]], _seed_for(spec, name, seed)
 
 
+def _round_all(
+    stages: Sequence[Stage],
+    x: Tensor,
+    axis: int,
+    name: str,
+    seed: Seed,
+    statistics: list[Statistics] | None,
+    watch: bool,
+    draw: int = 0,
+) -> Tensor:
+    """Return x quantized by all stages of a chain that are no hook; statistics are those of the last stage."""
+    for later, stage in zip(range(len(stages) - 1, -1, -1), stages, strict=True):
+        assert not isinstance(stage, HookStage)
+        own = name + THEN * (later + _MOST_STAGES * draw)
+        x = _round(stage, x, axis, own, seed, None if later or draw else statistics, watch and not (later or draw))
+    return x
+
+
+def _rest(spec: Chain, axis: int, name: str, seed: Seed, statistics: list[Statistics] | None, watch: bool) -> Rest:
+    """Return what the hook of a chain gets: its later stages."""
+    last, turning, turn = spec.stages[-1], spec.rotating, ""
+    if turning is not None:
+        resolved = Quantizer.parse(resolve_spelling(turning, name, seed))
+        turn = Quantizer("fp32", hadamard=resolved.hadamard, signs=resolved.signs).spelling
+
+    def apply(x: Tensor, axis: int, draw: int) -> Tensor:
+        return _round_all(spec.stages[1:], x, axis, name, seed, statistics, watch, draw)
+
+    return Rest(axis, last if isinstance(last, Quantizer) else None, turn, apply)
+
+
 def _round(
-    spec: Stage, x: Tensor, axis: int, name: str, seed: Seed, statistics: list[Statistics] | None, watch: bool
+    spec: Quantizer | Mixture,
+    x: Tensor,
+    axis: int,
+    name: str,
+    seed: Seed,
+    statistics: list[Statistics] | None,
+    watch: bool,
 ) -> Tensor:
     """Return x quantized by a quantizer or mixture. name: that of the slot, or of a stage of its chain."""
     spelling, drawn, choice = resolve_spelling(spec, name, seed), _seed_for(spec, name, seed), None

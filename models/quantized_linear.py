@@ -531,7 +531,7 @@ class _ThreeGemms(torch.autograd.Function):
     ) -> Tensor:
         ctx.layer, ctx.context = layer, context
         ctx.watched = layer.owner[0].watching_gradients
-        original = x if ctx.watched else None
+        original = x if ctx.watched or layer.plans[context.switched].x.hook is not None else None
         # The context from which rotation signs are drawn is saved with the operands, because both operands of a GEMM
         # need the same signs: activation checkpointing may compute the operands again in another context.
         draws_signs = layer.plans[context.switched].draws_signs
@@ -563,13 +563,17 @@ class _ThreeGemms(torch.autograd.Function):
             w = layer.quantize_weight_for(1, context, dy.dtype, bit_scale is not None)
         plan, seeds = layer.plans[context.switched], layer._seeds(context)
         dx = plan.rotate_back("dgrad", product("dgrad", dy_dgrad, w, dy.dtype), seeds) if for_x else None
+        if dx is not None and plan.x.hook is not None:
+            dx = plan.x.gradient(dx, original, seeds)
         d_bias = dy.sum(0) if ctx.needs_input_grad[3] else None
         if not for_weight:
             return dx, None, None, d_bias, *[None] * 6
         dw = plan.rotate_back("wgrad", product("wgrad", dy_wgrad, x, layer.output or dy.dtype), seeds)
         observer = layer.owner[0].observer
-        if original is not None and observer is not None:
+        if ctx.watched and observer is not None:
             observer.record_weight_gradient(layer.index, dw, product("wgrad", dy, original, torch.float32))
+        if plan.w.hook is not None:
+            dw = plan.w.gradient(dw, layer._source(context, dy.dtype, bit_scale is not None), seeds)
         d_scale = None
         if bit_scale is not None and ctx.needs_input_grad[2]:
             sampler, bits = layer.sampler, layer._kept_bits()

@@ -12,7 +12,8 @@ more values are valid:
     same    the quantized values that the tensor's other GEMM already reads; valid only in dgrad.w (which then reads the
             values of fprop.w), in wgrad.dy (the values of dgrad.dy) and in wgrad.x (the values of fprop.x)
 
-A chain `A > B` quantizes by B what A returns, and `same > B` what the tensor's other GEMM reads (chain.py).
+A chain `A > B` quantizes by B what A returns, and `same > B` what the tensor's other GEMM reads (chain.py). A chain may
+begin with the name of a registered function (hooks.py).
 
 `execute` multiplies codes and scales in FP8, MXFP8 or NVFP4 (execution.py). By default every GEMM is emulated: its
 operands are rounded and then multiplied as BF16 values.
@@ -35,6 +36,7 @@ from fewbits.common.from_dict import from_dict, one_of
 from fewbits.kernels.quantizer import Mixture
 from fewbits.models.chain import SAME, THEN, Chain, Spec, first_quantizer, parse
 from fewbits.models.delayed import Delayed, can_be_delayed
+from fewbits.models.hooks import HookStage
 
 PARTS = ("qkv", "out", "up", "down", "in")
 GEMMS = ("fprop", "dgrad", "wgrad")
@@ -370,7 +372,8 @@ def _transposes(spec: Spec) -> bool:
     neither a Hadamard transform nor a scale for each row of blocks (`group=row`).
     """
     if isinstance(spec, Chain):
-        return not spec.requantizes and all(map(_transposes, spec.stages))
+        stages = [stage for stage in spec.stages if not isinstance(stage, HookStage)]
+        return not (spec.requantizes or spec.hook) and all(map(_transposes, stages))
     if isinstance(spec, Mixture):
         block = spec.decision_block
         return block.rows == block.cols and all(map(_transposes, spec.quantizers))

@@ -152,8 +152,8 @@ def pack(package: Path | None = None, beside: Sequence[Path] = ()) -> bytes:
     """Return a zip that contains the folder `package` under its own name; None: the folder of fewbits itself.
 
     beside: config files and config folders of the user. A config file is packed with the YAML files of the folder
-    `scale/` beside it, which sweep files include. The YAML files of a config folder are packed into `conf/`; of files
-    with the same name, the first is packed, as on Hydra's search path.
+    `scale/` beside it, which sweep files include. The YAML files of a config folder, and Python files, are packed into
+    `conf/`; of files with the same name, the first is packed, as on Hydra's search path.
     """
     folder = Path(__file__).parents[2] if package is None else package
     files: dict[str, Path] = {}
@@ -164,7 +164,8 @@ def pack(package: Path | None = None, beside: Sequence[Path] = ()) -> bytes:
     of_user: dict[str, Path] = {}
     for path in beside:
         if path.is_dir():
-            shipped = {f"{CONF}/{file.relative_to(path).as_posix()}": file for file in sorted(path.rglob("*.yaml"))}
+            own = [*sorted(path.rglob("*.yaml")), *sorted(path.glob("*.py"))]  # the latter are hooks (models/hooks.py)
+            shipped = {f"{CONF}/{file.relative_to(path).as_posix()}": file for file in own}
         else:
             of_scales = sorted((path.parent / "scale").glob("*.yaml"))
             shipped = {file.relative_to(path.parent).as_posix(): file for file in (path, *of_scales)}

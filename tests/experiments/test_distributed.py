@@ -98,6 +98,7 @@ def test_ranks_draw_noise_of_their_own_and_are_part_of_the_id(whole: Path, cache
 def test_delayed_scales_outlive_a_killed_trial(cache: Path, tmp_path: Path, ranks: int) -> None:
     asked = ("recipe=fp8-delayed", "recipe.delayed.history=3", "training.steps=8")
     whole, runs = tmp_path / "whole" / "runs", tmp_path / "runs"
+    whole.parent.mkdir()
     assert two_processes(cache, whole, *asked, ranks=ranks) == [0] * ranks
     two_processes(cache, runs, *asked, ranks=ranks, stop=3)
     assert not list(runs.glob("*/result.json"))
