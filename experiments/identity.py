@@ -34,6 +34,8 @@ FREE = {
     "model.name",
     "recipe.name",
     "recipe.about",
+    "recipe.source",
+    "recipe.differs",
     "training.checkpoint_every",
     "training.recompute",
     "evaluation.tasks",

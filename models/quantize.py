@@ -208,7 +208,7 @@ class Quantization(Shared):
         """Continue from the state of a checkpoint; raise ValueError if it was made with another seed or recipe."""
         if state["seed"] != self.seed:
             raise ValueError(f"the checkpoint has the rounding seed {state['seed']}: pass it to quantize(…, seed=…)")
-        if Recipe.from_dict(state["recipe"]) != self.recipe:
+        if Recipe.from_dict(state["recipe"]).without_texts != self.recipe.without_texts:
             raise ValueError(
                 f"the checkpoint was trained with another recipe than {self.recipe.name}, or other settings of it"
             )
@@ -306,7 +306,7 @@ def quantize(
         before = recipe.kept if is_kept else by_rule[rules[layer.name]]
         after = before if is_kept else recipe.switched_from(before)
         why, later = (why_emulated(recipe, operands, layer, on) for operands in (before, after))
-        scales = quantization.delayed and (quantization.delayed, index * len(SLOTS))
+        scales = None if quantization.delayed is None else (quantization.delayed, index * len(SLOTS))
         # Layers with equal plans share them, unless they have a state.
         key = (id(before), *(tuple(each.values()) for each in (why, later)), index if scales else 0)
         own = plans.setdefault(key, _plans(before, after, why, later, scales))

@@ -185,10 +185,15 @@ Operands = Mapping[str, Slot]  # the six slots of a layer, by slot name (`fprop.
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe: name and one-line description (`about`), operands of the three GEMMs, and exceptions from these."""
+    """A recipe: name and one-line description (`about`), operands of the three GEMMs, and exceptions from these.
+
+    source: the paper or repository that defines it. differs: how this recipe differs from the source.
+    """
 
     name: str = "bf16"
     about: str = ""
+    source: str = ""
+    differs: str = ""
     fprop: Fprop = field(default_factory=Fprop)
     dgrad: Dgrad = field(default_factory=Dgrad)
     wgrad: Wgrad = field(default_factory=Wgrad)
@@ -286,6 +291,11 @@ class Recipe:
     def sampled_parts(self) -> frozenset[str]:
         """The parts of layers (such as `qkv`) whose weights get noise; empty without a sampler."""
         return frozenset() if self.sampler.kind == "none" else parts(self.sampler.parts)
+
+    @property
+    def without_texts(self) -> Recipe:
+        """The recipe without its description."""
+        return dataclasses.replace(self, about="", source="", differs="")
 
     @property
     def label(self) -> str:

@@ -107,7 +107,8 @@ def trained(steps: range, start: tuple[Any, ...] | None = None) -> tuple[list[Te
     seen = []
     for step in steps:
         quantization.begin(step)
-        loss = model.loss(*((torch.arange(66).view(2, 33) * (step + 3)) % 256).tensor_split((32,), 1)[:1] * 2)
+        text = (torch.arange(64).view(2, 32) * (step + 3)) % 256
+        loss = model.loss(text, text.flip(1))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -125,7 +125,8 @@ def _print_recipes(name: str | None, searched: Sequence[str], as_json: bool) -> 
     if as_json:
         rows = []
         for one, (recipe, settings) in recipes.items():
-            head = {"name": one, "about": recipe.about, "operands": _operands(recipe), "output": recipe.wgrad.output}
+            texts = {"about": recipe.about, "source": recipe.source, "differs": recipe.differs}
+            head = {"name": one, **texts, "operands": _operands(recipe), "output": recipe.wgrad.output}
             rows.append({**head, **_fields(recipe), "settings": settings})
         print_json(rows)
     elif name is None or wrong:
@@ -156,7 +157,11 @@ def _fields(recipe: Recipe) -> dict[str, Any]:
 def _entry(name: str, recipe: Recipe) -> str:
     """Return the lines about a recipe: quantizers, and what differs from quantizing all layers from the first step."""
     keep, sampler, switch = recipe.keep, recipe.sampler, recipe.switch
-    lines = [name, *textwrap.wrap(recipe.about, WIDTH - 2), *_slot_lines(recipe)]
+    lines = [name, *textwrap.wrap(recipe.about, WIDTH - 2)]
+    for key in ("source", "differs"):
+        if text := getattr(recipe, key):
+            lines += textwrap.wrap(f"{key}: {text}", WIDTH - 2)
+    lines += _slot_lines(recipe)
     for rule in recipe.rules:
         slots = ", ".join(f"{slot} {text}" for slot, text in rule.slots.items())
         lines.append(f"layers with {rule.match}: {slots}")
