@@ -25,8 +25,8 @@ from typing import Any
 from fewbits.experiments.environment import process_facts
 from fewbits.experiments.numerics import announce, changed, numerics, python_digest, running, total
 from fewbits.experiments.trial import Trial
-from fewbits.models.chain import Chain
-from fewbits.models.hooks import OWN, HookStage, is_own
+from fewbits.models.chain import THEN
+from fewbits.models.hooks import OWN, is_own
 from fewbits.models.recipe import Recipe
 
 # Paths of settings that change no number of a trial, so the id does not contain them.
@@ -92,9 +92,8 @@ def _settings_and_inputs(
 
 def own_hooks(recipe: Recipe) -> dict[str, str]:
     """Return a digest of the user's hooks, and of the modules beside them that they import, if the recipe uses one."""
-    specs = {*recipe.specs, *(slot.spec for each in (recipe.kept, recipe.switched) for slot in each.values())}
-    stages = [stage for spec in specs if isinstance(spec, Chain) for stage in spec.stages]
-    if not any(isinstance(stage, HookStage) and is_own(stage.name) for stage in stages):
+    chains = [text.split(THEN) for text in _strings(dataclasses.asdict(recipe)) if THEN in text]
+    if not any(is_own(stage.partition(":")[0].strip()) for stages in chains for stage in stages):
         return {}
     waiting, digests = [OWN], dict[str, str]()
     while waiting:
@@ -104,6 +103,14 @@ def own_hooks(recipe: Recipe) -> dict[str, str]:
             digests[file.name] = python_digest(tree)
             waiting += [OWN.parent / f"{name.partition('.')[0]}.py" for name in _imported(tree)]
     return {"hooks": total(digests)}
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _strings(item)
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:

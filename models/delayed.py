@@ -41,11 +41,11 @@ class Delayed:
     smaller than the amax allows. hold: the number of steps after which scales change.
     """
 
-    slots: tuple[str, ...] = ()
-    history: int = 1
-    use: str = "max"
-    margin: float = 0.0
-    hold: int = 1
+    slots: tuple[str, ...] = field(default=(), metadata={"neutral": ()})
+    history: int = field(default=1, metadata={"neutral": 1})
+    use: str = field(default="max", metadata={"neutral": "max"})
+    margin: float = field(default=0.0, metadata={"neutral": 0.0})
+    hold: int = field(default=1, metadata={"neutral": 1})
 
     def __post_init__(self) -> None:
         one_of("delayed.use", self.use, USES)

@@ -192,8 +192,8 @@ class Recipe:
 
     name: str = "bf16"
     about: str = ""
-    source: str = ""
-    differs: str = ""
+    source: str = field(default="", metadata={"neutral": ""})
+    differs: str = field(default="", metadata={"neutral": ""})
     fprop: Fprop = field(default_factory=Fprop)
     dgrad: Dgrad = field(default_factory=Dgrad)
     wgrad: Wgrad = field(default_factory=Wgrad)

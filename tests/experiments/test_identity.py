@@ -37,6 +37,7 @@ def the_id(*overrides: str, data: str = "data", device: str = "cpu", **more: Any
 def test_names_intervals_and_extra_evaluation_are_no_part_of_an_id() -> None:
     overrides = ("recipe=nvfp4", "model=gpt2-nano")
     free = ["model.name=mine", "recipe.name=mine", "recipe.about=mine", "training.checkpoint_every=7"]
+    free += ["recipe.source=mine", "recipe.differs=mine"]
     free += ["training.recompute=true"]
     free += ["evaluation.tasks=[mor]", "evaluation.tasks_path=x", "evaluation.run_code=true"]
     free += ["evaluation.texts=[x]", "evaluation.tasks_every=3"]
