@@ -156,19 +156,26 @@ def _print_config(trial: Trial, runtime: Runtime) -> None:
 
 def _print_layers(trial: Trial) -> None:
     """Print a table of the weights, where `[1]` refers to the first list of quantizers and other settings below."""
+    from fewbits.models.costs import bits_per_element, layer_rate, product_rates
     from fewbits.models.layer_table import OPERANDS, layer_table
     from fewbits.models.networks.registry import on_meta
     from fewbits.models.quantize import quantize
-    from fewbits.models.recipe import HIGH, SLOTS
+    from fewbits.models.recipe import AXES, HIGH, SLOTS, Slot, parse_operand
+    from fewbits.models.weights import active_share, weights
 
     model = on_meta(trial.model)
     quantization = quantize(model, trial.recipe)
     kinds: dict[tuple[str, ...], str] = {}
+    work: dict[str, float] = {}
+    experts = {weight.name.rpartition(".")[0]: active_share(model, weight) for weight in weights(model)}
+    own = {weight.name: active_share(model, weight) for weight in weights(model)}
     rows = []
     for row in layer_table(model).to_dict("records"):
         settings = tuple(str(row[key]) for key in OPERANDS)
         is_high = {*settings[: len(SLOTS)]} == {HIGH} and not row["sampler"] and not row["switch"]
         name = HIGH if is_high else kinds.setdefault(settings, f"[{len(kinds) + 1}]")
+        active = own[row["layer"]] if row["layer"] in own else experts[row["layer"].rpartition(".")[0]]
+        work[name] = work.get(name, 0) + row["out"] * row["in"] * row["matrices"] * active
         rows.append(
             (
                 str(row["layer"]),
@@ -179,9 +186,18 @@ def _print_layers(trial: Trial) -> None:
             )
         )
     print_table(("layer", "out x in", "part", "operands", "why"), rows, right=("out x in",))
+    total, seconds = sum(work.values()), work.get(HIGH, 0.0)
     for settings, name in kinds.items():
-        print(f"\n{name}")
-        print_table(("", ""), [(f"  {key}", text) for key, text in zip(OPERANDS, settings, strict=True) if text])
+        specs = {slot: parse_operand(text, slot) for slot, text in zip(SLOTS, settings, strict=False)}
+        operands = {slot: Slot(spec, AXES[slot]) for slot, spec in specs.items()}
+        bits = {slot: "-".join(f"{n:g}" for n in dict.fromkeys(bits_per_element(spec))) for slot, spec in specs.items()}
+        rates = ", ".join(f"{gemm} {rate:g}" for gemm, rate in product_rates(operands).items())
+        seconds += work[name] / layer_rate(operands)
+        print(f"\n{name}: {work[name] / total:.0%} of the FLOPs of linear layers")
+        texts = [(key, text, bits.get(key, "")) for key, text in zip(OPERANDS, settings, strict=True) if text]
+        print_table(("", "", "bits"), [(f"  {key}", text, n) for key, text, n in texts], right=("bits",))
+        print(f"  peak rate on Blackwell, as a multiple of BF16's: {rates}")
+    print(f"\n{HIGH}: {work.get(HIGH, 0) / total:.0%} of the FLOPs; all products at peak rates: {total / seconds:.2f}")
     print(f"\n{quantization.recipe.name}: {quantization.summary}")
 
 

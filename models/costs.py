@@ -1,0 +1,52 @@
+"""Tell what operands cost: the bits per element of a quantizer, and how much faster GEMMs are than in BF16 at best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fewbits.kernels.quantizer import Mixture, Quantizer
+from fewbits.kernels.scaled_products import FORMS, GPUS
+from fewbits.models.chain import Chain, Spec
+from fewbits.models.execution import form_of_slot
+from fewbits.models.recipe import GEMMS, Operands
+
+HIGH_BITS = 16.0
+# The dense peak rates of products on Blackwell data-center GPUs, as multiples of that of BF16 products.
+RATES = {"fp8": 2.0, "mxfp8": 2.0, "nvfp4": 4.0}
+
+
+def bits_per_element(spec: Spec | None) -> tuple[float, float]:
+    """Return the fewest and the most bits of an element, with its share of its block's scale.
+
+    Scales of a whole tensor or vector do not count. Mixtures may have several numbers. A chain has those of its last
+    stage.
+    """
+    if spec is None:
+        return HIGH_BITS, HIGH_BITS
+    if isinstance(spec, Chain):
+        last = spec.stages[-1]
+        assert isinstance(last, Quantizer | Mixture)
+        return bits_per_element(last)
+    entries = [entry.quantizer for entry in spec.entries] if isinstance(spec, Mixture) else [spec]
+    bits = [_bits(q) for q in entries]
+    return min(bits), max(bits)
+
+
+def _bits(q: Quantizer) -> float:
+    scale, block = q.traits.stored, q.block
+    shared = 0.0 if scale is None or block.rows is None or block.cols is None else scale.bits / block.rows / block.cols
+    return q.format.bits + shared
+
+
+def product_rates(operands: Operands) -> Mapping[str, float]:
+    """Return for each GEMM the ratio of its peak rate to that of BF16: 1 if no scaled product has these operands."""
+    rates = {}
+    for gemm in GEMMS:
+        forms = tuple(str(form_of_slot(slot)) for name, slot in operands.items() if name.startswith(f"{gemm}."))
+        rates[gemm] = RATES[FORMS[forms[0]].kind] if len(forms) == 2 and (forms[0], forms[1]) in GPUS else 1.0
+    return rates
+
+
+def layer_rate(operands: Operands) -> float:
+    """Return the ratio of the peak rate of a layer's three GEMMs, which have equal work, to that of BF16."""
+    return len(GEMMS) / sum(1 / rate for rate in product_rates(operands).values())
