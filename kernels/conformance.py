@@ -20,6 +20,7 @@ from torch import Generator, Tensor
 from fewbits.kernels.dialects import DIALECTS, Dialect, Encoded, Float, Power, Steps, TwoLevel, evaluate
 from fewbits.kernels.formats import TABLE, Format
 from fewbits.kernels.packing import pack, swizzle, unpack
+from fewbits.kernels.reference.elements import values_of
 from fewbits.version import __version__
 
 Function = Callable[[Tensor], Any]
@@ -194,7 +195,7 @@ def _read_codes(codes: Tensor, dialect: Dialect, x: Tensor) -> Tensor:
     codes = codes.detach().cpu().view(torch.uint8)
     _check_shape("codes", codes, (rows, dialect.format.row_bytes(cols)))
     if bits == 8:
-        return codes.int()
+        return torch.where(values_of(codes, dialect.format).isnan(), dialect.format.code_of(math.nan), codes.int())
     codes = unpack(codes, bits, cols)
     if dialect.layout.nibbles == "halves":
         block = dialect.block((rows, cols))[1]

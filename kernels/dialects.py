@@ -45,6 +45,11 @@ class Steps:
     )
     zero_value: str = _step("value of the code of -0", "negative", "positive")
     nan_code: int = _step("code of v = NaN where the format has no NaN", 0, 7, 11, 12, 15)
+    not_finite: str = _step(
+        "a block with an infinity or NaN: by the formulas; NaN, and without effect on the tensor's scale",
+        "formulas",
+        "nan",
+    )
 
     def variants(self) -> Iterator[tuple[str, Steps]]:
         """Yield (name of the step, a record in which this step alone differs) for all other variants."""
@@ -71,6 +76,7 @@ class TwoLevel(Steps):
     target: float = _step("block scale of the largest block", 448.0, 256.0)
     tensor_zero: str = _step("g of a tensor of zeros", "one", "largest", "infinite")
     tensor_overflow: str = _step("g beyond the range of float32", "largest", "one", "infinite")
+    tensor_infinite: str = _step("g of a tensor with an infinity", "zero", "one")
     block_scale: str = _step(
         "unrounded block scale u",
         "amax*(g*(1/top))",
@@ -116,6 +122,10 @@ class Power(Steps):
     )
     zero_block: str = _step("scale of a block of zeros", "smallest", "one")
     smallest_scale: str = _step("divisor of elements where the scale is 2^-127", "exact", "normal", "one", "zero")
+    nan_scale: str = _step(
+        "scale of a block with NaN: NaN, by which its elements are divided, or by infinity; the smallest",
+        *("nan", "nan-infinity", "smallest"),
+    )
     element: str = _step("code of an element", "x/scale", "argmin|q*scale-x|")
 
 
@@ -176,8 +186,15 @@ class Encoded:
 def evaluate(x: Tensor, dialect: Dialect, steps: Steps | None = None) -> Encoded:
     """Quantize a matrix in plain torch; `steps` replaces those of the dialect."""
     x, steps = x.detach().float(), steps or dialect.steps
-    evaluators = {TwoLevel: _two_level, Power: _power, Float: _float}
-    return evaluators[type(steps)](x, dialect, steps)  # type: ignore[operator]
+    evaluator, nan = _EVALUATORS[type(steps)]
+    if steps.not_finite == "formulas":
+        return evaluator(x, dialect, steps)
+    block = dialect.block((x.shape[0], x.shape[1]))
+    bad = ~largest(x, block).isfinite()
+    wide = spread(bad, block, x.shape)
+    rest = evaluator(torch.where(wide, 0, x), dialect, steps)
+    codes, values = torch.where(wide, 0, rest.codes), torch.where(wide, math.nan, rest.values)
+    return Encoded(codes, torch.where(bad, nan, rest.scales), rest.tensor, values)
 
 
 def _two_level(x: Tensor, dialect: Dialect, steps: TwoLevel) -> Encoded:
@@ -241,6 +258,7 @@ def _tensor_scales(amax: Tensor, top: float, steps: TwoLevel) -> tuple[Tensor, T
         return 1 / d, d
     g = limit / amax if steps.tensor_scale == "encode" else amax.reciprocal() * limit
     g = torch.where(amax == 0, zero, torch.where(g.isinf(), beyond, g))
+    g = torch.where(g == 0, 1, g) if steps.tensor_infinite == "one" else g
     return g, 1 / g
 
 
@@ -306,7 +324,7 @@ def _power(x: Tensor, dialect: Dialect, steps: Power) -> Encoded:
         if steps.exponent in ("even", "even-1"):
             half = 1 << 22 - (1 if steps.exponent == "even-1" else grid.mantissa_bits)
             quotient = ((amax.view(torch.int32) + half) & 0x7F800000).view(torch.float32)
-            e = torch.where(quotient.isinf(), 128, _log2(quotient, steps.logarithm)) - grid.emax
+            e = _log2(quotient, steps.logarithm) - grid.emax
         else:
             e = _log2(quotient, steps.logarithm, up=steps.exponent == "ceil") - grid.emax
     codes = e + 127
@@ -314,9 +332,11 @@ def _power(x: Tensor, dialect: Dialect, steps: Power) -> Encoded:
     if steps.scale_underflow == "next":
         codes = torch.where(quotient < 2.0**-126, 1, codes)
     codes = torch.where(amax == 0, 127 if steps.zero_block == "one" else 0, codes)
-    scale = power_of_two(codes - 127)
+    codes = torch.where(amax.isnan(), 0 if steps.nan_scale == "smallest" else 255, codes)
+    scale = torch.where(codes == 255, math.nan, power_of_two(codes - 127))
     smallest = {"exact": 2.0**-127, "normal": 2.0**-126, "one": 1.0, "zero": 0.0}[steps.smallest_scale]
     divisor = torch.where(codes == 0, smallest, scale)
+    divisor = divisor.nan_to_num(math.inf) if steps.nan_scale == "nan-infinity" else divisor
     if steps.element == "x/scale":
         elements, _ = _elements((x.double() / spread(divisor, block, x.shape)).float(), grid, steps)
     else:
@@ -326,12 +346,12 @@ def _power(x: Tensor, dialect: Dialect, steps: Power) -> Encoded:
 
 
 def _log2(a: Tensor, how: str, up: bool = False) -> Tensor:
-    """Return the floor, or the ceiling, of log2(a) for a > 0, as an integer; -1022 for 0."""
+    """Return the floor, or the ceiling, of log2(a) for a > 0, as an integer; -1022 for 0, and 128 for infinity."""
     if how == "float":
         rounded = torch.log2(a.float())
-        return (rounded.ceil() if up else rounded.floor()).clamp(min=-1022).long()
+        return (rounded.ceil() if up else rounded.floor()).clamp(-1022, 128).long()
     mantissa, exponent = split(a)
-    return exponent.long() + (up & (mantissa > 1)).long()
+    return torch.where(a.isfinite(), exponent.long() + (up & (mantissa > 1)).long(), 128)
 
 
 def _float(x: Tensor, dialect: Dialect, steps: Float) -> Encoded:
@@ -398,21 +418,31 @@ def _rounded(v: Tensor, grid: Format, how: str) -> Tensor:
     return torch.copysign(steps * step, v.double())
 
 
+_EVALUATORS: dict[type[Steps], tuple[Any, int]] = {  # and the code of a scale that is NaN
+    TwoLevel: (_two_level, 0x7F),
+    Power: (_power, 0xFF),
+    Float: (_float, 0x7FC00000),
+}
+
 _NVFP4, _MXFP4, _MXFP8 = "e2m1:1x16:nvfp4", "e2m1:1x32:mx", "e4m3:1x32:mx"
-_NOT_FINITE = ("infinite", "nan")
 _TE, _AO = "transformer-engine 2.20.2, custom_recipes", "torchao 0.18.0, prototype/mx_formats"
 _MO, _CT = "nvidia-modelopt 0.47.0, torch/quantization/qtensor", "compressed-tensors 0.20.1"
 _FOUR, _GG, _CU = "fouroversix 1.0.5, quantize/pytorch/reference.py", "gguf 0.19.0, quants.py", "cuBLAS documentation"
 
 # fmt: off
-_TE_STEPS = TwoLevel(tensor_zero="largest", zero_sign="positive-of-zero", decode="((q*s)*amax)/(target*top)")
+_TE_STEPS = TwoLevel(
+    tensor_zero="largest", tensor_infinite="one", zero_sign="positive-of-zero", decode="((q*s)*amax)/(target*top)",
+)
 _AO_STEPS = TwoLevel(
     tensor_scale="decode", tensor_zero="infinite", tensor_overflow="infinite", block_scale="(amax/top)/d",
     scale_underflow="normal", element="x*((1/d)/s)", factor_overflow="infinite", nan_code=12, decode="q*(s*d)",
 )
 _AO_ONE = TwoLevel(tensor_scale="none", block_scale="(amax/top)*g", scale_underflow="normal", decode="q*(s*d)")
 _AO_MX = {
-    **{rule: Power(exponent=rule, smallest_scale="normal") for rule in ("floor", "ceil", "even")},
+    **{
+        rule: Power(exponent=rule, smallest_scale="normal", nan_scale="nan-infinity")
+        for rule in ("floor", "ceil", "even")
+    },
     "rceil": Power(exponent="quotient", logarithm="float", smallest_scale="one"),
 }
 _MO_STEPS = TwoLevel(
@@ -433,7 +463,7 @@ _GG_STEPS = TwoLevel(
     tensor_scale="none", block_scale="(amax/top)*g", scale_rounding="ggml", element="argmin|q*(s*d)-x|",
 )
 _GG_MX = Power(exponent="floor", logarithm="float", scale_underflow="modulo", element="argmin|q*scale-x|")
-_MO_MX = Power(exponent="quotient", logarithm="float")
+_MO_MX = Power(exponent="quotient", logarithm="float", nan_scale="smallest")
 _FOUR_MX = Power(
     exponent="quotient", scale_underflow="next", smallest_scale="zero", saturation="wrap",
     zero_sign="positive-of-zero", nan_code=11,
@@ -484,16 +514,27 @@ _ROWS: tuple[tuple[str, str, Steps, Layout, str, bool], ...] = (  # the last: pa
     ("cublas-vec16", _NVFP4, _CU_STEPS, Layout(swizzled=True),
      f"{_CU}, 1D Block Quantization; x is already multiplied by the tensor scale", True),
     ("cublas-vec32", _MXFP8, Power(exponent="quotient"), Layout(swizzled=True), f"{_CU}, 1D Block Quantization", True),
-    ("fewbits-nvfp4", _NVFP4, TwoLevel(zero_scale="signed"), Layout("d"), "fewbits, arithmetic.md", True),
-    ("fewbits-mxfp8", _MXFP8, Power(exponent="floor", zero_block="one"), Layout(), "fewbits, arithmetic.md", True),
+    ("fewbits-nvfp4", _NVFP4, TwoLevel(zero_scale="signed", not_finite="nan"), Layout("d"),
+     "fewbits, arithmetic.md", True),
+    ("fewbits-mxfp8", _MXFP8, Power(exponent="floor", zero_block="one", not_finite="nan"), Layout(),
+     "fewbits, arithmetic.md", True),
 )
-_UNDEFINED = {  # the documentation does not say what a scale of 0 gives; the packages convert NaN or infinity to codes
-    "cublas-vec16": ("zeros", "zero blocks", "signed zeros", "tiny", "subnormal", "small blocks", "scale ties"),
-    "torchao-nvfp4": ("subnormal",), "gguf-mxfp4": ("subnormal",),
-    "compressed-tensors-mxfp4": ("huge",),
+_NAN, _NOT_FINITE = ("nan",), ("infinite", "nan")
+_UNDEFINED = {  # documentation that states no result, and packages whose result depends on the bits of a NaN
+    "te-mxfp8": _NOT_FINITE,
+    "torchao-nvfp4": ("subnormal",), "torchao-nvfp4-one-level": _NAN,
+    **{f"torchao-mxfp4-{rule}": _NAN for rule in _AO_MX},
+    "modelopt-mxfp4": _NOT_FINITE,
+    "compressed-tensors-nvfp4": _NAN, "compressed-tensors-mxfp4": (*_NOT_FINITE, "huge"),
+    "fouroversix-mxfp4": _NOT_FINITE,
+    "gguf-nvfp4": _NAN, "gguf-mxfp4": (*_NOT_FINITE, "subnormal"),
+    **{row[0]: _NOT_FINITE for row in _ROWS if row[0].startswith("ocp")},
+    "cublas-vec16":
+        (*_NOT_FINITE, "zeros", "zero blocks", "signed zeros", "tiny", "subnormal", "small blocks", "scale ties"),
+    "cublas-vec32": _NOT_FINITE,
 }
 # fmt: on
 
 DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
-    {row[0]: Dialect(*row, undefined=(*_NOT_FINITE, *_UNDEFINED.get(row[0], ()))) for row in _ROWS}
+    {row[0]: Dialect(*row, undefined=_UNDEFINED.get(row[0], ())) for row in _ROWS}
 )

@@ -20,9 +20,9 @@ TOP = """\
 Projects that share the name of a format round differently. A *dialect* (`kernels/dialects.py`) is a quantizer with an
 order of float32 operations, as data. Each was compared with its package, run on a CPU, on three seeds of the cases of
 `fewbits conform`, bit for bit in codes, scales, tensor scales and (where the package decodes) values. All are equal.
-Infinities and NaN are not compared: no package states a rule.
+Results that depend on a NaN's bits are not compared.
 
-    make test-deep                                    # runs the packages (extra `oracles`)
+    make test-deep                                    # runs the packages
     python -m tests.kernels.oracles                   # records their results for `make test`
     python docs/measured/dialects.py > docs/measured/dialects.md
 
