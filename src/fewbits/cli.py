@@ -73,6 +73,7 @@ GROUPS = {
         Command(
             "conform", "compare a quantizing function with another project's", "mine.py:quantize --dialect te-nvfp4"
         ),
+        Command("verify", "check a packed checkpoint: scales, kept layers, error", "FOLDER --source BF16-FOLDER"),
         Command("number", "show how a format, or each, rounds and encodes a number", "-0.3 e4m3"),
     ),
     "care": (

@@ -1,0 +1,372 @@
+"""Check packed checkpoints: headers, shapes of scales, values of scales, kept layers, and the error against a source.
+
+Nothing here trusts a file. Headers are read with limits, tensors through read-only memory maps in parts, and a file
+outside the checkpoint's folder is never opened. A file that breaks the safetensors format is refused (ValueError); what
+a well-formed checkpoint has wrong is a `Finding`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import math
+import re
+import reprlib
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewbits.kernels.formats import TABLE
+from fewbits.kernels.packing import swizzle, unpack
+from fewbits.kernels.reference.elements import values_of
+
+HEADER_LIMIT, INDEX_LIMIT = 12_000_000, 24_000_000  # bytes of JSON, which take up to 40 times as much memory
+PART = 1 << 22  # elements that are decoded at a time
+SIZES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("BF16", "F16", "I16", "U16"), 2),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F64", "I64", "U64"), 8),
+}
+_TORCH = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+NVFP4_ERROR, MXFP4_ERROR = (
+    0.16,
+    0.2,
+)  # relative errors (root mean square) beyond rounding; Gaussian data have 0.10, 0.12
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a file: where its bytes are."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+    def read(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Return rows `first` to `last` (of a tensor without dimensions: all) as a torch tensor."""
+        shape = self.shape or (1,)
+        row = math.prod(shape[1:]) * SIZES[self.dtype]
+        last = shape[0] if last is None else min(last, shape[0])
+        count = (last - first) * row
+        if not count:
+            return torch.empty((last - first, *shape[1:]), dtype=_TORCH.get(self.dtype, torch.uint8))
+        data = np.memmap(self.file, np.uint8, "r", self.start + first * row, (count,))
+        tensor = torch.from_numpy(np.array(data))
+        return tensor.view(_TORCH.get(self.dtype, torch.uint8)).view(last - first, *shape[1:])
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One defect: the tensor or module that has it, and what is wrong."""
+
+    name: str
+    text: str
+
+
+@dataclass
+class Verdict:
+    """What `verify` found. rows: for each quantized module its name, format, shape and error against the source."""
+
+    kind: str
+    rows: list[tuple[str, str, str, float | None]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def verify(checkpoint: Path, source: Path | None = None) -> Verdict:
+    """Check a folder with safetensors files, or one file; ValueError if a file is damaged or refused."""
+    tensors, config = survey(checkpoint), _config(checkpoint)
+    original = survey(source) if source else {}
+    kept, kind = _kept(config), _kind(config)
+    verdict = Verdict(kind)
+    modules = _modules(tensors)
+    for name, parts in modules.items():
+        if any(_matches(name, pattern) for pattern in kept):
+            verdict.findings.append(Finding(name, "is quantized, but the config keeps it in high precision"))
+        _check_module(name, parts, original, verdict)
+    _check_left(tensors, modules, kept, verdict)
+    known = {id(part) for parts in modules.values() for part in parts.values()}
+    for name, stored in tensors.items():
+        if re.search(r"\.weight_(scale|scale_2|global_scale|scale_inv)$", name) and id(stored) not in known:
+            verdict.findings.append(Finding(name, "is a scale without a quantized weight"))
+    if not modules and kind != "none":
+        verdict.findings.append(Finding(str(checkpoint), f"the config says {kind}, but no tensor is packed"))
+    return verdict
+
+
+# Files
+
+
+def survey(checkpoint: Path) -> dict[str, Stored]:
+    """Return the tensors of a folder's files or of one file by name; ValueError if a file is not well-formed."""
+    if checkpoint.is_file():
+        return dict(_header(checkpoint))
+    if not checkpoint.is_dir():
+        raise ValueError(f"{checkpoint}: no such file or folder")
+    index = checkpoint / "model.safetensors.index.json"
+    listed: dict[str, str] = {}
+    if index.is_file():
+        listed = _object(_inside(index, checkpoint)).get("weight_map", {})
+        if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
+            raise ValueError(f"{index}: weight_map is not an object of file names")
+        files = sorted(set(listed.values()))
+        if wrong := [name for name in files if Path(name).name != name or not name.endswith(".safetensors")]:
+            raise ValueError(f"{index}: {wrong[0]!r} is not the name of a safetensors file in the folder")
+    else:
+        files = sorted(path.name for path in checkpoint.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{checkpoint} has no safetensors file")
+    tensors: dict[str, Stored] = {}
+    for name in files:
+        for key, stored in _header(_inside(checkpoint / name, checkpoint)):
+            if key in tensors:
+                raise ValueError(f"{checkpoint / name}: the tensor {key} is in {tensors[key].file.name}, too")
+            tensors[key] = stored
+    for key, name in listed.items():
+        if key not in tensors or tensors[key].file.name != name:
+            raise ValueError(f"{index} lists the tensor {key} in {name}, which does not have it")
+    return tensors
+
+
+def _inside(path: Path, folder: Path) -> Path:
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{path} is a link to a file outside of the folder: refused")
+    return path
+
+
+def _object(path: Path, data: bytes | None = None) -> dict[str, Any]:
+    """Return the JSON object of a file, or of a header `data` from it, whose keys must differ."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            raise ValueError("a key occurs twice")
+        return made
+
+    if data is None and path.stat().st_size > INDEX_LIMIT:
+        raise ValueError(f"{path} has {path.stat().st_size} bytes: refused, the limit is {INDEX_LIMIT}")
+    try:
+        value = json.loads(path.read_bytes()) if data is None else json.loads(data, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: no valid JSON ({str(error)[:80] or 'nested too deeply'})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: a JSON object is expected, not a {type(value).__name__}")
+    return value
+
+
+def _header(path: Path) -> Iterator[tuple[str, Stored]]:
+    """Yield name and place of each tensor of a file, after all have been checked."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+        if length > min(HEADER_LIMIT, size - 8):
+            limit = f"refused (the limit is {HEADER_LIMIT})"
+            raise ValueError(f"{path}: a header of {length} bytes in a file of {size} bytes: {limit}")
+        header = _object(path, file.read(length))
+    space, begin, end = size - 8 - length, 8 + length, 0
+    places: list[tuple[int, int, str, Stored]] = []
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        try:
+            dtype, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+            whole = all(type(n) is int and 0 <= n < 1 << 63 for n in (*shape, first, last))
+        except (TypeError, KeyError, ValueError):
+            whole, shape = False, ()
+        if not whole or len(shape) > 8 or not isinstance(dtype, str) or dtype not in SIZES or not name.isprintable():
+            raise ValueError(f"{path}: the entry of tensor {name[:80]!r} is not valid: {reprlib.repr(entry)}")
+        if last > space or last - first != math.prod(shape) * SIZES[dtype]:
+            where = f"has {last - first} bytes, at {first} of {space}"
+            raise ValueError(f"{path}: tensor {name[:80]!r} of type {dtype} and shape {list(shape)} {where}")
+        places.append((first, last, name, Stored(path, dtype, shape, begin + first)))
+    for first, last, name, _ in sorted(places, key=lambda place: place[:3]):
+        if first != end:
+            raise ValueError(f"{path}: tensor {name[:80]!r} begins at byte {first}, but the one before ends at {end}")
+        end = last
+    if end != space:
+        raise ValueError(f"{path}: the tensors have {end} bytes, but the file has {space}")
+    for _, _, name, stored in places:
+        yield name, stored
+
+
+# Configs
+
+
+def _config(checkpoint: Path) -> dict[str, Any]:
+    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    for name, key in (("config.json", "quantization_config"), ("hf_quant_config.json", "quantization")):
+        path = folder / name
+        if path.is_file():
+            found = _object(_inside(path, folder)).get(key)
+            if isinstance(found, dict):
+                return found
+    return {}
+
+
+def _kind(config: Mapping[str, Any]) -> str:
+    method = config.get("quant_method") or ("modelopt" if "quant_algo" in config else "none")
+    return f"{method} {config.get('format') or config.get('quant_algo') or ''}".strip()
+
+
+def _kept(config: Mapping[str, Any]) -> list[str]:
+    listed = config.get("ignore") or config.get("exclude_modules") or []
+    return [pattern for pattern in listed if isinstance(pattern, str)] if isinstance(listed, list) else []
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Tell whether a module is meant: by its name, a glob, or as in compressed-tensors `re:EXPRESSION`."""
+    if pattern.startswith("re:"):
+        expression = pattern.removeprefix("re:")
+        slow = len(expression) > 200 or re.search(r"\)[*+?{]", expression) or len(re.findall(r"[*+{]", expression)) > 4
+        try:
+            return not slow and re.match(expression, name[:300]) is not None
+        except re.error:
+            return False
+    return name == pattern or fnmatch.fnmatchcase(name, pattern)
+
+
+def _check_left(
+    tensors: Mapping[str, Stored],
+    modules: Mapping[str, object],
+    kept: list[str],
+    verdict: Verdict,
+) -> None:
+    """Find weights in high precision that the config does not keep, and whose namesakes in other layers are packed."""
+    packed = {name.rpartition(".")[2] for name in modules}
+    for name, stored in tensors.items():
+        module, _, last = name.rpartition(".")
+        wide = last == "weight" and len(stored.shape) == 2 and stored.dtype in ("BF16", "F16", "F32")
+        alike = wide and module not in modules and module.rpartition(".")[2] in packed
+        if alike and not any(_matches(module, pattern) for pattern in kept):
+            text = f"is stored in {stored.dtype}, but the config does not keep it, and others of its name are packed"
+            verdict.findings.append(Finding(module, text))
+
+
+# Modules
+
+
+def _modules(tensors: Mapping[str, Stored]) -> dict[str, dict[str, Stored]]:
+    """Return for each module with a packed weight its parts: codes, scale, and the tensor scale g or d."""
+    modules: dict[str, dict[str, Stored]] = {}
+    for name, stored in tensors.items():
+        if name.endswith(".weight_packed") and stored.dtype == "U8":
+            modules[name.removesuffix(".weight_packed")] = {"codes": stored}
+        elif name.endswith(".weight") and stored.dtype == "U8":
+            modules[name.removesuffix(".weight")] = {"codes": stored}
+    for module, parts in modules.items():
+        for suffix, part in (("weight_scale", "scale"), ("weight_global_scale", "g"), ("weight_scale_2", "d")):
+            if f"{module}.{suffix}" in tensors:
+                parts[part] = tensors[f"{module}.{suffix}"]
+    return modules
+
+
+def _check_module(name: str, parts: dict[str, Stored], original: Mapping[str, Stored], verdict: Verdict) -> None:
+    def found(text: str) -> None:
+        verdict.findings.append(Finding(name, text))
+
+    codes, scale = parts["codes"], parts.get("scale")
+    rows, cols = (*codes.shape, 0, 0)[:2]
+    cols *= 2
+    tensor_scale = {"g", "d"} & parts.keys()
+    format_ = "mxfp4" if scale and scale.dtype in ("U8", "F8_E8M0") and not tensor_scale else "nvfp4"
+    width, types = (32, ("U8", "F8_E8M0")) if format_ == "mxfp4" else (16, ("F8_E4M3",))
+    shape, padded = (rows, cols // width), (-(-rows // 128) * 128, -(-cols // width // 4) * 4)
+    verdict.rows.append((name, format_, f"{rows} × {cols}", None))
+    if len(codes.shape) != 2 or cols % width or not cols * rows:
+        found(f"has packed codes of shape {list(codes.shape)}: expected are two sizes, with whole blocks of {width}")
+    elif scale is None:
+        found("has packed codes but no weight_scale")
+    elif scale.dtype not in types:
+        found(f"has block scales of type {scale.dtype}: expected is {types[0]}")
+    elif scale.shape != shape:
+        hint = ", the size of swizzled and padded scales" if math.prod(scale.shape) == math.prod(padded) else ""
+        found(f"has scales of shape {list(scale.shape)}{hint}: expected {list(shape)} for codes of {rows} × {cols}")
+    elif format_ == "nvfp4" and not tensor_scale:
+        found("has no tensor scale (weight_global_scale or weight_scale_2)")
+    elif d := _tensor_scale(parts, found) if format_ == "nvfp4" else 1.0:
+        scales = scale.read().int()
+        _check_scales(scales, format_, found)
+        largest = float(_decoded_scales(scales, format_).nan_to_num(0).max()) * 6 * d
+        if not 1e-7 < largest < 1e4 and 1e-7 < largest / d**2 < 1e4:
+            found(f"has a tensor scale that looks inverted: the largest weight would be {largest:.3g}")
+        source = original.get(f"{name}.weight")
+        if source is not None and source.dtype in _TORCH and source.shape == (rows, cols):
+            error = _against(codes, scales, d, format_, source, found)
+            verdict.rows[-1] = (name, format_, f"{rows} × {cols}", error)
+        elif original:
+            found(f"has no weight of {rows} × {cols} in the source")
+
+
+def _tensor_scale(parts: Mapping[str, Stored], found: Any) -> float | None:
+    """Return d, by which values are multiplied."""
+    kind = "g" if "g" in parts else "d"
+    stored = parts[kind]
+    if stored.dtype != "F32" or math.prod(stored.shape) != 1:
+        found(f"has a tensor scale of type {stored.dtype} and shape {list(stored.shape)}: one F32 is expected")
+        return None
+    value = float(stored.read().flatten()[0])
+    if not math.isfinite(value) or value <= 0:
+        found(f"has the tensor scale {value:g}: a finite number > 0 is expected")
+        return None
+    return 1 / value if kind == "g" else value
+
+
+def _check_scales(scales: Tensor, format_: str, found: Any) -> None:
+    if format_ == "mxfp4":
+        nan, zero = scales == 0xFF, scales < 0
+    else:
+        nan, zero = (scales & 0x7F) == 0x7F, (scales & 0x7F) == 0
+        if bool((scales & 0x80).any()):
+            found(f"has {int(((scales & 0x80) != 0).sum())} negative block scales")
+    if bool(nan.any()):
+        found(f"has {int(nan.sum())} block scales that are NaN")
+    if zero.numel() and bool(zero.all()):
+        found("has only zero block scales")
+    elif bool(zero.any()):
+        found(f"has {int(zero.sum())} of {zero.numel()} block scales 0, which loses these blocks")
+
+
+def _decoded_scales(scales: Tensor, format_: str) -> Tensor:
+    return values_of(scales, TABLE["e8m0" if format_ == "mxfp4" else "e4m3"])
+
+
+def _against(codes: Stored, scales: Tensor, d: float, format_: str, source: Stored, found: Any) -> float:
+    """Return the relative error against the source; if it is too large, name the known mistake that explains it."""
+    width, limit = (32, MXFP4_ERROR) if format_ == "mxfp4" else (16, NVFP4_ERROR)
+
+    def error(scales: Tensor, d: float, swapped: bool) -> float:
+        step, total, difference = max(1, PART // (2 * codes.shape[1])), 0.0, 0.0
+        for first in range(0, codes.shape[0], step):
+            packed = codes.read(first, first + step)
+            packed = packed >> 4 | packed << 4 if swapped else packed
+            q = values_of(unpack(packed, 4, 2 * codes.shape[1]), TABLE["e2m1"])
+            values = q * _decoded_scales(scales[first : first + step], format_).repeat_interleave(width, 1) * d
+            want = source.read(first, first + step).float()
+            total += float(want.double().square().sum())
+            difference += float((values - want).double().square().sum())
+        return math.sqrt(difference / total) if total else float(difference > 0)
+
+    measured = error(scales, d, False)
+    if measured <= limit:
+        return measured
+    causes = {
+        "the tensor scale is inverted": (scales, 1 / d, False),
+        "the nibbles of each byte are swapped": (scales, d, True),
+    }
+    if scales.shape[0] % 128 == 0 and scales.shape[1] % 4 == 0:
+        order = swizzle(scales.shape[0], scales.shape[1], scales.device)
+        causes["the block scales are swizzled"] = (scales.flatten()[order], d, False)
+    fitting = [text for text, arguments in causes.items() if error(*arguments) <= limit]
+    reason = fitting[0] if fitting else "no known mistake explains it"
+    found(f"has a relative error of {measured:.3g} against the source, above {limit}: {reason}")
+    return measured

@@ -1,0 +1,196 @@
+"""`fewbits verify`: healthy checkpoints pass, planted defects are found, and hostile files are refused in one line."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fewbits import cli
+from fewbits.kernels.conformance import stored
+from fewbits.kernels.dialects import DIALECTS, evaluate
+from fewbits.kernels.packing import swizzle
+from tests.kernels.inputs import generator
+
+Tensors = dict[str, Tensor]
+ROWS, COLS = 128, 128
+NAMES = ("layers.0.down", "layers.1.down")
+SUFFIXES = {
+    "compressed-tensors-nvfp4": {"codes": "weight_packed", "scales": "weight_scale", "tensor": "weight_global_scale"},
+    "compressed-tensors-mxfp4": {"codes": "weight_packed", "scales": "weight_scale"},
+    "modelopt-nvfp4": {"codes": "weight", "scales": "weight_scale", "tensor": "weight_scale_2"},
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "compressed-tensors-nvfp4": {"quant_method": "compressed-tensors", "ignore": ["re:.*lm_head"]},
+    "compressed-tensors-mxfp4": {"quant_method": "compressed-tensors", "ignore": ["lm_head"]},
+    "modelopt-nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_*"]},
+}
+
+
+def packed(name: str, weights: Tensors) -> Tensors:
+    tensors = {"lm_head.weight": torch.ones(4, 8, dtype=torch.bfloat16)}
+    for module, weight in weights.items():
+        parts = stored(evaluate(weight, DIALECTS[name]), DIALECTS[name], (ROWS, COLS))
+        if "nvfp4" in name:
+            parts["scales"] = parts["scales"].view(torch.float8_e4m3fn)
+        for part, suffix in SUFFIXES[name].items():
+            tensors[f"{module.removesuffix('.weight')}.{suffix}"] = parts[part]
+    return tensors
+
+
+def write(folder: Path, tensors: Tensors, config: dict[str, Any]) -> Path:
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
+    return folder
+
+
+def weights() -> Tensors:
+    return {f"{name}.weight": torch.randn(ROWS, COLS, generator=generator(i)) / 8 for i, name in enumerate(NAMES)}
+
+
+def swizzled(scales: Tensor) -> Tensor:
+    flat = torch.empty(scales.numel(), dtype=torch.uint8)
+    flat[swizzle(scales.shape[0], scales.shape[1], scales.device)] = scales.view(torch.uint8)
+    return flat.view(scales.shape).view(scales.dtype)
+
+
+@pytest.mark.parametrize("name", SUFFIXES)
+def test_a_healthy_checkpoint_passes(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "source", weights(), {})
+    folder = write(tmp_path / "packed", packed(name, weights()), CONFIGS[name])
+    assert cli.main(["verify", str(folder), "--source", str(tmp_path / "source"), "--json"]) == 0
+    verdict = json.loads(capsys.readouterr().out)
+    assert (verdict["healthy"], verdict["findings"]) == (True, [])
+    assert [row[0] for row in verdict["rows"]] == list(NAMES)
+    assert all(0.05 < row[3] < 0.15 for row in verdict["rows"])
+
+
+DOWN = NAMES[1]
+DEFECTS: dict[str, tuple[Callable[[Tensors], object], str]] = {
+    "missing scale": (lambda t: t.pop(f"{DOWN}.weight_scale"), "no weight_scale"),
+    "missing tensor scale": (lambda t: t.pop(f"{DOWN}.weight_global_scale"), "no tensor scale"),
+    "zero tensor scale": (lambda t: t[f"{DOWN}.weight_global_scale"].zero_(), "tensor scale 0"),
+    "inverted tensor scale": (lambda t: t[f"{DOWN}.weight_global_scale"].reciprocal_(), "looks inverted"),
+    "half of the scales": (
+        lambda t: t.update({f"{DOWN}.weight_scale": t[f"{DOWN}.weight_scale"][:, ::2].contiguous()}),
+        "scales of shape [128, 4]",
+    ),
+    "NaN": (lambda t: t[f"{DOWN}.weight_scale"].view(torch.uint8)[3, 2:4].fill_(0x7F), "2 block scales that are NaN"),
+    "zero scales": (lambda t: t[f"{DOWN}.weight_scale"].view(torch.uint8)[5].fill_(0), "8 of 1024 block scales 0"),
+    "swapped nibbles": (
+        lambda t: t.update(
+            {f"{DOWN}.weight_packed": t[f"{DOWN}.weight_packed"] >> 4 | t[f"{DOWN}.weight_packed"] << 4}
+        ),
+        "nibbles of each byte are swapped",
+    ),
+    "swizzled": (
+        lambda t: t.update({f"{DOWN}.weight_scale": swizzled(t[f"{DOWN}.weight_scale"])}),
+        "block scales are swizzled",
+    ),
+    "left in BF16": (
+        lambda t: (
+            [t.pop(name) for name in list(t) if name.startswith(DOWN)],
+            t.update({f"{DOWN}.weight": torch.ones(ROWS, COLS, dtype=torch.bfloat16)}),
+        ),
+        "stored in BF16",
+    ),
+    "kept layer": (
+        lambda t: t.update({n.replace(DOWN, "lm_head"): x.clone() for n, x in list(t.items()) if DOWN in n}),
+        "the config keeps it",
+    ),
+    "extra scale": (lambda t: t.update({"up.weight_scale": torch.ones(2)}), "scale without a quantized weight"),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_planted_defect_is_found(defect: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plant, message = DEFECTS[defect]
+    tensors = packed("compressed-tensors-nvfp4", weights())
+    for i, tensor in enumerate(weights().values()):  # rows of unlike size, so that misplaced scales matter
+        assert tensor.shape == (ROWS, COLS), i
+    spread = {name: w * torch.logspace(-1, 1, ROWS)[:, None] for name, w in weights().items()}
+    tensors = packed("compressed-tensors-nvfp4", spread)
+    plant(tensors)
+    write(tmp_path / "source", {**spread, "lm_head.weight": torch.ones(ROWS, COLS)}, {})
+    folder = write(tmp_path / "packed", tensors, CONFIGS["compressed-tensors-nvfp4"])
+    assert cli.main(["verify", str(folder), "--source", str(tmp_path / "source")]) == 1
+    output = capsys.readouterr().out
+    assert message in output
+    assert "damaged" in output
+
+
+def header(entries: object, data: int = 8) -> bytes:
+    text = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(data)
+
+
+ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+HOSTILE: dict[str, bytes] = {
+    "empty": b"",
+    "short": b"\x01\x00",
+    "long header": struct.pack("<Q", 1 << 62) + b"{}",
+    "no JSON": header(b"{]"),
+    "nested": header(b"[" * 100_000),
+    "list": header([]),
+    "huge number": header(b'{"a": ' + b"9" * 5000 + b"}"),
+    "two keys": header(b'{"a": {}, "a": {}}'),
+    "no offsets": header({"a": {"dtype": "F32", "shape": [2]}}),
+    "negative": header({"a": {**ENTRY, "data_offsets": [-8, 0]}}),
+    "beyond the end": header({"a": {**ENTRY, "data_offsets": [8, 16]}}),
+    "wrong size": header({"a": {**ENTRY, "shape": [3]}}),
+    "absurd shape": header({"a": {**ENTRY, "shape": [1 << 62, 1 << 62]}}),
+    "many dimensions": header({"a": {**ENTRY, "shape": [1 << 60] * 100_000}}),
+    "unknown type": header({"a": {**ENTRY, "dtype": "F3"}}),
+    "type is a list": header({"a": {**ENTRY, "dtype": ["F32"]}}),
+    "overlap": header({"a": ENTRY, "b": ENTRY}),
+    "gap": header({"a": {**ENTRY, "data_offsets": [8, 16]}}, 16),
+    "trailing bytes": header({"a": ENTRY}, 16),
+    "control characters": header({"a\x1b[2J": ENTRY}),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(HOSTILE[name])
+    assert cli.main(["verify", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.isprintable() or error[:-1].isprintable()
+    assert len(error) < 600
+
+
+def test_cut_and_changed_files_never_raise_tracebacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path / "packed", packed("modelopt-nvfp4", weights()), CONFIGS["modelopt-nvfp4"])
+    path, g = folder / "model.safetensors", generator(3)
+    whole = path.read_bytes()
+    size = 8 + struct.unpack("<Q", whole[:8])[0]
+    for i in range(200):
+        data = bytearray(whole)
+        for place in torch.randint(0, size, (1 + i % 4,), generator=g).tolist():
+            data[place] = int(torch.randint(0, 256, (), generator=g))
+        path.write_bytes(bytes(data[: int(torch.randint(0, len(data), (), generator=g))] if i % 3 == 0 else data))
+        assert cli.main(["verify", str(folder)]) in (0, 1, 2)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_nothing_outside_of_the_folder_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secret = write(tmp_path / "other", weights(), {}) / "model.safetensors"
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    (folder / "model.safetensors").symlink_to(secret)
+    assert cli.main(["verify", str(folder)]) == 2
+    assert "outside of the folder" in capsys.readouterr().err
+    (folder / "model.safetensors").unlink()
+    for name in ("../other/model.safetensors", str(secret), "model.bin"):
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+        assert cli.main(["verify", str(folder)]) == 2
+        assert "is not the name of a safetensors file" in capsys.readouterr().err
