@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fewbits.kernels.backends.protocol import ERROR_ONE, Backend, Part
+from fewbits.kernels.backends.protocol import ERROR, ERROR_ONE, Backend, Part
 from fewbits.kernels.quantizer import Entry, ErrorBelow, ErrorBelowOther, Mixture, SpreadBelow
+from fewbits.kernels.reference.elements import largest
+from fewbits.kernels.reference.rounding import measured_error
 
 
 def mix_matrix(
@@ -44,8 +46,9 @@ def mix_matrix(
             _, counts, _ = backend.quantize(
                 *(x, entry.quantizer, axis, seed), out=out, want_stats=True, partition=partition, skip=skip
             )
-        compared = _compared(backend, x, entry, axis, seed, partition, skip)
-        if not backend.decide(index, last, counts, choice, decided, **compared):
+        arguments: dict[str, Any] = {"counts": counts, "choice": choice, "decided": decided}
+        arguments |= _compared(backend, x, entry, axis, seed, partition, skip, out, counts)
+        if not backend.decide(index, last, **arguments):
             return out, choice, first_counts, amax
     # If there is a single block, and the host has read that it is undecided, no block has to be skipped.
     skip = None if amax.numel() == 1 and not backend.never_waits else decided
@@ -54,19 +57,36 @@ def mix_matrix(
 
 
 def _compared(
-    backend: Backend, x: Tensor, entry: Entry, axis: int, seed: int, partition: Part, skip: Tensor | None
+    backend: Backend,
+    x: Tensor,
+    entry: Entry,
+    axis: int,
+    seed: int,
+    partition: Part,
+    skip: Tensor | None,
+    values: Tensor,
+    counts: Tensor,
 ) -> dict[str, Any]:
     """Return the keyword arguments that Backend.decide needs for the entry's test.
 
     For ErrorBelow this is `limit`. For ErrorBelowOther it is `other`, the statistics of each decision block (as
-    `counts` in `mix_matrix`) for the values of the test's other quantizer. For SpreadBelow they are `limit` and
+    `counts` in `mix_matrix`) for the values of the test's other quantizer; or, for other errors than the relative one,
+    `counts` with an error of 0 where the test passes and 1 where it does not. For SpreadBelow they are `limit` and
     `extent`, the largest and the smallest non-zero magnitude of each decision block.
 
     axis, seed: the same as for `mix_matrix`, which quantizes the entries. partition: (rows, columns) of a decision
-    block. skip: True for each decision block that is already decided; None: no block is.
+    block. skip: True for each decision block that is already decided; None: no block is. values, counts: those of the
+    entry.
     """
     if isinstance(entry.test, ErrorBelow):
         return {"limit": entry.test.threshold * ERROR_ONE}
+    if isinstance(entry.test, ErrorBelowOther) and entry.test.by != "error":
+        source = (backend.rotate(x, entry.quantizer, axis) if entry.quantizer.hadamard else x).float()
+        amax, other = largest(source, partition), backend.quantize(x, entry.test.other, axis, seed)[0]
+        mine, its = (measured_error(source, y.float(), amax, partition, entry.test.by) for y in (values, other))
+        counts = counts.clone()
+        counts[..., ERROR] = mine >= its
+        return {"counts": counts}
     if isinstance(entry.test, ErrorBelowOther):
         _, counts, _ = backend.quantize(
             *(x, entry.test.other, axis, seed), want_values=False, want_stats=True, partition=partition, skip=skip

@@ -237,7 +237,7 @@ torch.library.register_autograd("fewbits::quantize_both", _both_backward, setup_
 def _encode(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     q = Quantizer.parse(spec)
     layout(q, axis, *_shape(x))  # raises ValueError if there is no packed storage
-    return backend_for(x.device.type).encode(matrix(x), q, axis, _resolve_seed(q, seed))
+    return backend_for(x.device.type, q).encode(matrix(x), q, axis, _resolve_seed(q, seed))
 
 
 def _encode_fake(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, ...]:
@@ -275,7 +275,7 @@ def _decode_out(codes: Tensor, scales: Tensor, groups: Tensor, spec: str, axis: 
                 " on the device of the codes"
             )
     codes, scales, groups = (t.contiguous() for t in tensors)
-    backend_for(codes.device.type).decode(codes, scales, groups, q, axis, cols, out.dtype, out=out)
+    backend_for(codes.device.type, q).decode(codes, scales, groups, q, axis, cols, out.dtype, out=out)
 
 
 def _decode_fake(

@@ -1,12 +1,15 @@
 """Describe quantization as frozen values: Block, Quantizer and Mixture, each with a readable string form.
 
 A quantizer is `format[:block:scaling]`, then any of `nearest|stochastic`, `rhtN`, `signs=te|none|SEED|each`,
-`overflow=saturate|nan|inf`, `group=tensor|row`:
+`overflow=saturate|nan|inf`, `group=tensor|row|N`, `factor=F`, `target=T`, `select=mse|mae|max`:
 
     bf16                                naive cast: no scales, and so no blocks
     e4m3:128x128:gam                    one GAM scale per 128x128 block
     e2m1:1x16:nvfp4:stochastic:rht16    NVFP4, rounded stochastically after a random Hadamard transform of size 16
     e2m1:1x16:eden:rht128               MS-EDEN: a transform, elements rounded to nearest, scales stochastically
+    e2m1:1x16:nvfp4:group=row           NVFP4 with a float32 scale for each row
+    e2m1:1x32:mx:stochastic:factor=3/4  MXFP4 of 3/4 of each value, which does not saturate
+    e2m1:1x16:fouroversix:target=448:select=mae     Four Over Six by the mean absolute error, up to 448
 
 A mixture lists quantizers in order of preference. Every entry except the last has a test that decides
 whether it is used; the last entry is used where all tests fail. `per` is the part of the tensor that one decision
@@ -14,6 +17,7 @@ covers: `tensor`, `block` (the block of the first entry that has blocks), `chann
 
     e4m3:128x128:gam @ error<0.045 | bf16 ; per=tensor
     e4m3:128x128:gam @ error<e5m2:128x128:gam | e5m2:128x128:gam @ spread<normal | bf16 ; per=block
+    int4:1x16:nvfp4 @ mse<e2m1:1x16:nvfp4 | e2m1:1x16:nvfp4 ; per=block        IF4
 
 `str()` returns the shortest string form, and parsing it returns an equal value.
 Quantizers and mixtures together are called specs.
@@ -26,20 +30,36 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import lru_cache
 from typing import Literal, get_args
 
 from fewbits.kernels.formats import TABLE, Format, Overflow
-from fewbits.kernels.scalings import GROUPS, ROUNDINGS, SCALINGS, Group, Rounding, Scaling
+from fewbits.kernels.scalings import (
+    FACTORS,
+    GROUP_SIZES,
+    ROUNDINGS,
+    SCALINGS,
+    SELECTS,
+    Group,
+    Rounding,
+    Scaling,
+    Select,
+    scaling,
+)
 
 Signs = Literal["te", "none", "each"]
 
 HADAMARD_SIZES = (2, 4, 8, 16, 32, 64, 128)
 
 _BLOCKS = "tensor, channel or RxC such as 128x128"
-_OPTIONS = "nearest, stochastic, rhtN, signs=te|none|SEED|each, overflow=saturate|nan|inf, group=tensor|row"
+_OPTIONS = (
+    "nearest, stochastic, rhtN, signs=te|none|SEED|each, overflow=saturate|nan|inf, group=tensor|row|N, factor=F, "
+    "target=T, select=mse|mae|max"
+)
+_ROW = 1 << 30  # `group_blocks` for a whole row
 _MOST_ENTRIES = 128  # a block's choice of an entry is an int8
-_TESTS = "error<NUMBER, error<QUANTIZER, spread<normal, spread<NUMBER"
+_TESTS = "error<NUMBER, error|mse|mae|max<QUANTIZER, spread<normal, spread<NUMBER"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +119,12 @@ class Quantizer:
         16), `none` (no signs), a seed (the default for other sizes is 0), or `each` (the caller draws a new seed for
         every GEMM and inserts it by `with_signs`).
     overflow: what a value beyond the format's maximum becomes: `saturate` (±maximum), `nan` or `inf`.
-    group: the set of blocks that share a second-level value, such as a tensor scale: `tensor` (all blocks), or, only
-        with the scaling gam, `row` (one row of blocks).
+    group: the set of blocks that share a second-level value, such as a tensor scale: `tensor` (all blocks), `row` (one
+        row of blocks), or the number of neighbouring values along the axis. scalings.py lists what a scaling supports.
+    factor: with power-of-two and two-level scalings: elements are multiplied by it before rounding, and results divided
+        by it. Below 1 it leaves room for stochastic rounding.
+    target: with two-level scalings: the block scale of the block that contains the group's amax; None: the scaling's.
+    select: with fouroversix: the error by which scales are chosen (scalings.py).
     """
 
     format: Format
@@ -113,6 +137,9 @@ class Quantizer:
     group: Group
     # The string form, computed once, so that torch.compile reads an attribute and does not trace code.
     spelling: str = field(init=False, compare=False, repr=False)
+    factor: float
+    target: float | None
+    select: Select | None
 
     def __init__(
         self,
@@ -124,6 +151,9 @@ class Quantizer:
         signs: Signs | int | None = None,
         overflow: Overflow = "saturate",
         group: Group = "tensor",
+        factor: float = 1.0,
+        target: float | None = None,
+        select: Select | None = None,
     ) -> None:
         if hadamard is not None and signs is None:
             signs = "te" if hadamard == 16 else 0
@@ -136,16 +166,22 @@ class Quantizer:
             "signs": signs,
             "overflow": overflow,
             "group": group,
+            "factor": factor,
+            "target": target,
+            "select": select,
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)
         self._check()
+        if self.target == SCALINGS[self.scaling].target:
+            object.__setattr__(self, "target", None)
         object.__setattr__(self, "spelling", self._spell())
 
     def _check(self) -> None:
         _check_choice("scaling", self.scaling, SCALINGS)
         _check_choice("rounding", self.rounding, ROUNDINGS)
-        _check_choice("group", self.group, GROUPS)
+        if type(self.group) is not int or self.group not in GROUP_SIZES:
+            _check_choice("group", self.group, ("tensor", "row", *map(str, GROUP_SIZES)))
         _check_choice(f"overflow with format {self.format}", self.overflow, self.format.overflows)
         if self.scaling == "none" and self.block != Block():
             raise ValueError(
@@ -156,11 +192,15 @@ class Quantizer:
             raise ValueError(
                 f"cannot combine scaling {self.scaling!r} with format fp32, which takes no scaling: write fp32 alone"
             )
-        if self.group == "row" and "row" not in self.traits.groups:
-            valid = ", ".join(name for name, row in SCALINGS.items() if "row" in row.groups)
+        kind = self.group if isinstance(self.group, str) else "N"
+        if kind != "tensor" and kind not in SCALINGS[self.scaling].groups:
+            valid = ", ".join(name for name, row in SCALINGS.items() if kind in row.groups)
             raise ValueError(
-                f"cannot combine group 'row' with scaling {self.scaling!r}: valid only with scaling {valid}"
+                f"cannot combine group {self.group!r} with scaling {self.scaling!r}: valid only with scaling {valid}"
             )
+        if isinstance(self.group, int) and (self.block.cols is None or self.group % self.block.cols):
+            raise ValueError(f"group {self.group} with block {self.block}: valid groups consist of whole blocks")
+        self._check_options()
         self.traits.check(self.format.name, str(self.block), self.rounding, self.hadamard)
         if self.hadamard is None:
             if self.signs is not None:
@@ -176,6 +216,24 @@ class Quantizer:
                 "from 0 to 2^63 - 1"
             )
 
+    def _check_options(self) -> None:
+        record, (low, high) = SCALINGS[self.scaling], FACTORS
+        set_to = {"factor": self.factor != 1, "target": self.target is not None, "select": self.select is not None}
+        for name, is_set in set_to.items():
+            if is_set and name not in record.options:
+                valid = ", ".join(other for other, row in SCALINGS.items() if name in row.options)
+                raise ValueError(
+                    f"cannot combine {name}={getattr(self, name)} with scaling {self.scaling!r}: valid only with "
+                    f"scaling {valid}"
+                )
+        if not isinstance(self.factor, (int, float)) or not low <= self.factor < high:
+            raise ValueError(f"factor {self.factor!r}: valid are numbers from {low:g} to below {high:g}, such as 16/17")
+        most = record.stored.max if record.stored else 0
+        if self.target is not None and not (isinstance(self.target, (int, float)) and 1 <= self.target <= most):
+            raise ValueError(f"target {self.target!r}: valid are numbers from 1 to {most:g}, such as 256 or 448")
+        if self.select is not None:
+            _check_choice("select", self.select, SELECTS)
+
     def __str__(self) -> str:
         return self.spelling
 
@@ -189,6 +247,9 @@ class Quantizer:
             f"signs={self.signs}" if self.hadamard and self.signs != default_signs else "",
             f"overflow={self.overflow}" if self.overflow != "saturate" else "",
             f"group={self.group}" if self.group != "tensor" else "",
+            f"factor={_spell_ratio(self.factor)}" if self.factor != 1 else "",
+            f"target={_spell(float(self.target))}" if self.target is not None else "",
+            f"select={self.select}" if self.select else "",
         ]
         return ":".join(part for part in parts if part)
 
@@ -199,7 +260,8 @@ class Quantizer:
         format: e4m3, e5m2, e2m1, e3m2, e2m3, e3m4, bf16, fp16, fp32 or any eXmY.
         block: tensor, channel or RxC. A format without a block and a scaling is the naive cast.
         scaling: a name in the table of `scalings.py`, such as amax, gam, mx or nvfp4.
-        options, in any order: stochastic, rhtN, signs=te|none|SEED|each, overflow=saturate|nan|inf, group=tensor|row.
+        options, in any order: stochastic, rhtN, signs=te|none|SEED|each, overflow=saturate|nan|inf,
+            group=tensor|row|N, factor=F, target=T, select=mse|mae|max.
 
         >>> Quantizer.parse("e2m1:1x16:nvfp4:stochastic:rht16")
         """
@@ -209,18 +271,32 @@ class Quantizer:
 
     @property
     def traits(self) -> Scaling:
-        """The record of this quantizer's scaling in `scalings.py`."""
-        return SCALINGS[self.scaling]
+        """The record of this quantizer's scaling in `scalings.py`, with the options of the quantizer."""
+        return scaling(self.scaling, self.factor, self.target, self.select)
 
-    def groups(self, grid: tuple[int, int], axis: int) -> int:
-        """Return the number of groups in a grid of (blocks down, blocks across); 0 if the scaling has no groups.
+    @property
+    def group_blocks(self) -> int:
+        """The number of blocks along the axis that share a second-level value; 0: all blocks of the tensor do."""
+        if self.group == "tensor":
+            return 0
+        return _ROW if self.group == "row" else int(self.group) // (self.block.cols or 1)
+
+    def group_grid(self, grid: tuple[int, int], axis: int) -> tuple[int, int]:
+        """Return (groups down, groups across) for a grid of (blocks down, blocks across).
 
         A group is the set of blocks that share a second-level value, such as a tensor scale. With group=row, it is one
         row of blocks along the axis; for axis=0, one column of blocks.
         """
-        if not self.traits.groups:
-            return 0
-        return 1 if self.group == "tensor" else grid[1 if axis == 0 else 0]
+        n, (down, across) = self.group_blocks, grid
+        if not n:
+            return (1, 1)
+        if n == _ROW:
+            return (down, 1) if axis == -1 else (1, across)
+        return parts_of(grid, (1, n) if axis == -1 else (n, 1))
+
+    def groups(self, grid: tuple[int, int], axis: int) -> int:
+        """Return the number of groups in a grid of (blocks down, blocks across); 0 if the scaling has no groups."""
+        return math.prod(self.group_grid(grid, axis)) if self.traits.groups else 0
 
     @property
     def needs_seed(self) -> bool:
@@ -250,12 +326,20 @@ class ErrorBelow:
 
 @dataclass(frozen=True, slots=True)
 class ErrorBelowOther:
-    """A test that passes if the mean relative error is below the error of the quantizer `other` (MoR eq. 3)."""
+    """A test that passes if an error is below that of the quantizer `other`.
+
+    by: the error that is compared: the mean relative error (`error`, MoR eq. 3), the mean squared error (`mse`), the
+        mean absolute error (`mae`) or the largest error (`max`).
+    """
 
     other: Quantizer
+    by: Literal["error"] | Select = "error"
+
+    def __post_init__(self) -> None:
+        _check_choice("error", self.by, ("error", *SELECTS))
 
     def __str__(self) -> str:
-        return f"error<{self.other}"
+        return f"{self.by}<{self.other}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,8 +433,9 @@ class Mixture:
 
         per: the part of a tensor for which one entry is chosen: tensor (the default), block, channel or RxC.
         Tests: error<NUMBER passes if the mean relative error is below the number, error<QUANTIZER if it is below the
-        error of another quantizer. spread<NUMBER passes if (largest / smallest non-zero magnitude) is below the number,
-        spread<normal if it is below (largest / smallest normal value) of the entry's own format.
+        error of another quantizer; mse<, mae< and max<QUANTIZER compare other errors (`ErrorBelowOther`). spread<NUMBER
+        passes if (largest / smallest non-zero magnitude) is below the number, spread<normal if it is below (largest /
+        smallest normal value) of the entry's own format.
 
         >>> Mixture.parse("e4m3:128x128:gam @ error<0.045 | bf16 ; per=tensor")
         """
@@ -404,7 +489,7 @@ def with_signs(spec: Quantizer | Mixture, seed: int) -> str:
 def _parse_quantizer(text: str) -> Quantizer:
     with _quote_in_errors("quantizer", text):
         name, *rest = (part.strip() for part in text.split(":"))
-        fields: dict[str, str | int] = {}
+        fields: dict[str, str | float] = {}
         if rest and _option(rest[0]) is None:
             fields["block"] = block = rest.pop(0)
             try:
@@ -429,7 +514,7 @@ def _parse_quantizer(text: str) -> Quantizer:
         return Quantizer(name, **fields)  # type: ignore[arg-type]  # the constructor checks every value
 
 
-def _option(part: str) -> tuple[str, str | int] | None:
+def _option(part: str) -> tuple[str, str | float] | None:
     """Return (field, value) for `part`, an option in a quantizer's string form; None if `part` is not an option."""
     if part in ROUNDINGS:
         return "rounding", part
@@ -437,9 +522,22 @@ def _option(part: str) -> tuple[str, str | int] | None:
         return "hadamard", int(match[1])
     if match := re.fullmatch(r"signs=([0-9]{1,20})", part):
         return "signs", int(match[1])
-    if match := re.fullmatch(r"(signs|overflow|group)=(.*)", part):
+    if match := re.fullmatch(r"group=([0-9]{1,10})", part):
+        return "group", int(match[1])
+    if match := re.fullmatch(r"(factor|target)=(.*)", part):
+        return match[1], _ratio(match[2])
+    if match := re.fullmatch(r"(signs|overflow|group|select)=(.*)", part):
         return match[1], match[2]
     return None
+
+
+def _ratio(text: str) -> float | str:
+    """Return the number that `text` spells as a decimal or as N/M; any other text is returned."""
+    above, slash, below = text.partition("/")
+    if slash and above.isdecimal() and below.isdecimal() and int(below):
+        return int(above) / int(below)
+    number = _number(text)
+    return text if number is None else number
 
 
 @lru_cache(maxsize=1024)
@@ -463,6 +561,8 @@ def _parse_test(text: str) -> Test:
     number = _number(limit)
     if kind == "error" and limit:
         return ErrorBelowOther(Quantizer.parse(limit)) if number is None else ErrorBelow(number)
+    if kind in SELECTS and limit and number is None:
+        return ErrorBelowOther(Quantizer.parse(limit), kind)  # type: ignore[arg-type]
     if kind == "spread" and (number is not None or limit == "normal"):
         return SpreadBelow(number)
     raise ValueError(f"unknown test {text!r}: valid tests are {_TESTS}")
@@ -477,6 +577,11 @@ def _number(text: str) -> float | None:
 
 def _spell(number: float) -> str:
     return repr(number).removesuffix(".0")
+
+
+def _spell_ratio(number: float) -> str:
+    short, ratio = _spell(float(number)), Fraction(number).limit_denominator(99)
+    return short if len(short) <= 6 or float(ratio) != number else str(ratio)
 
 
 @contextmanager

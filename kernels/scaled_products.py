@@ -133,7 +133,9 @@ class ScaledOperand(NamedTuple):
 
 def form_of(spec: Quantizer | Mixture | None) -> str | None:
     """Return the form (a key of FORMS) of what a quantizer encodes, or None if scaled products cannot read it."""
-    return _FORM_OF.get(f"{spec.format}:{spec.block}:{spec.scaling}") if isinstance(spec, Quantizer) else None
+    if not isinstance(spec, Quantizer) or spec.group != "tensor" or (spec.factor != 1 and not spec.traits.target):
+        return None
+    return _FORM_OF.get(f"{spec.format}:{spec.block}:{spec.scaling}")
 
 
 def encode_operands(x: Tensor, *of: tuple[str, int, int]) -> tuple[ScaledOperand, ...]:

@@ -10,7 +10,7 @@ import torch
 from fewbits.kernels.formats import Format, Overflow
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.kernels.reference.rotation import hadamard_signs
-from fewbits.kernels.scalings import KINDS, SCALE_ROUNDINGS
+from fewbits.kernels.scalings import KINDS, SCALE_ROUNDINGS, SELECTS
 
 SIGN_WORDS = 4  # the number of 32-bit words for the 128 signs of the largest transform
 
@@ -33,6 +33,8 @@ class Scaling(NamedTuple):  # csrc/scale.h
     target: int
     top: int
     expansion: int
+    factor: int
+    select: int
 
 
 def grid_of(f: Format, overflow: Overflow = "saturate") -> Grid:
@@ -56,8 +58,10 @@ def scaling_of(q: Quantizer) -> Scaling:
         sign=stored.signed << stored.bits - 1,
         nan_code=nan_code(stored),
         target=_bits(traits.target),
-        top=_bits(traits.top or q.format.max),
+        top=_bits((traits.top or q.format.max) * traits.factor),
         expansion=_bits(traits.expansion),
+        factor=_bits(traits.factor if traits.kind == "power" else 1.0),
+        select=SELECTS.index(traits.select) + 1 if traits.select else 0,
     )
 
 

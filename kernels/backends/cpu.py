@@ -30,8 +30,8 @@ PRODUCTS_PER_ELEMENT = 64  # multiplications in a matrix product that take as lo
 class _Quant(ctypes.Structure):
     _fields_ = [
         ("grid", ctypes.c_uint32 * 6),
-        ("scaling", ctypes.c_uint32 * 13),
-        *[(name, ctypes.c_int32) for name in ("stochastic", "group_by_row", "hadamard", "down")],
+        ("scaling", ctypes.c_uint32 * 15),
+        *[(name, ctypes.c_int32) for name in ("stochastic", "group", "hadamard", "down")],
         ("signs", ctypes.c_uint32 * SIGN_WORDS),
         *[(name, ctypes.c_int64) for name in ("block_rows", "block_cols")],
         ("seed", ctypes.c_uint64),
@@ -180,7 +180,7 @@ def _template(q: Quantizer, axis: int, rows: int, cols: int) -> _Quant:
         grid=grid_of(q.format, q.overflow),
         scaling=flat(scaling_of(q)),
         stochastic=q.rounding == "stochastic",
-        group_by_row=q.group == "row",
+        group=q.group_blocks,
         hadamard=q.hadamard or 0,
         down=axis == 0,
         signs=sign_words(q),

@@ -95,6 +95,7 @@ struct Extent {
 struct Weighed {  // a sum of `four_less_six` (element.h)
   typedef int64_t *Target;
   int64_t sum;
+  FB_D void take(int64_t one) { sum += one; }
   FB_D void join(const Weighed &w) { sum += w.sum; }
   FB_D Weighed shuffled(int d) const {
     uint64_t high = __shfl_xor_sync(ALL, uint32_t(uint64_t(sum) >> 32), d),
@@ -103,6 +104,19 @@ struct Weighed {  // a sum of `four_less_six` (element.h)
   }
   FB_D void hand_in(Target to, int64_t part) const {
     atomicAdd((unsigned long long *)to + part, (unsigned long long)sum);
+  }
+};
+
+struct WeighedMax {  // with Select::MAX, the two halves of `four_less_six`
+  typedef int64_t *Target;
+  uint32_t four, six;
+  FB_D void take(int64_t one) { join(WeighedMax{uint32_t(uint64_t(one) >> 32), uint32_t(one)}); }
+  FB_D void join(const WeighedMax &w) { four = larger(four, w.four), six = larger(six, w.six); }
+  FB_D WeighedMax shuffled(int d) const {
+    return WeighedMax{__shfl_xor_sync(ALL, four, d), __shfl_xor_sync(ALL, six, d)};
+  }
+  FB_D void hand_in(Target to, int64_t part) const {
+    atomicMax((uint32_t *)(to + part), six), atomicMax((uint32_t *)(to + part) + 1, four);
   }
 };
 

@@ -13,29 +13,25 @@ struct BlockScales {
   float *encode, *decode;
   uint32_t *code, *care;
 };
-// expansion: a function that returns the factor of block i's scale, which Four Over Six chooses.
-template <ScalingKind KIND, class Expansion>
-void scales(const Scaling &scaling, const uint32_t *amax, int64_t n, float max, const Group &group,
-            const Bounds &bounds, const BlockScales &to, Expansion expansion) {
+// group, expansion: functions that return the second-level value of block i, and the factor of its scale, which Four
+// Over Six chooses. SELECTS: the scaling has a Select other than DEFAULT.
+template <ScalingKind KIND, bool SELECTS, class GroupOf, class Expansion>
+void scales(const Scaling &scaling, const uint32_t *amax, int64_t n, float max, GroupOf group, const Bounds &bounds,
+            const BlockScales &to, Expansion expansion) {
   Scaling s = scaling;
   s.kind = KIND;
-  const Group g = group;
+  if (!SELECTS) s.select = Select::DEFAULT;  // a constant, so that the loop has no division for the other order
   const Bounds ordinary = bounds;
   const uint32_t *__restrict from = amax;
   float *__restrict encode = to.encode, *__restrict decode = to.decode;
   uint32_t *__restrict code = to.code, *__restrict care = to.care;
   for (int64_t i = 0; i < n; i++) {
-    Scale one = make_scale(s, max, value(from[i]), g, expansion(i));
+    Scale one = make_scale(s, max, value(from[i]), group(i), expansion(i));
     const bool zeros = KIND == TWO_LEVEL && (one.code == 0) & (value(from[i]) <= ordinary.most);
     encode[i] = zeros ? 0.0f : one.encode, decode[i] = one.decode, code[i] = one.code;
     uint32_t plain = uint32_t(is_ordinary(s, value(from[i]), one, ordinary)) | uint32_t(zeros);
     care[i] = (plain ^ 1u) + (KIND != NONE ? from[i] >= INF : 0u);
   }
-}
-template <ScalingKind KIND>
-void scales(const Scaling &scaling, const uint32_t *amax, int64_t n, float max, const Group &group,
-            const Bounds &bounds, const BlockScales &to) {
-  scales<KIND>(scaling, amax, n, max, group, bounds, to, [](int64_t) { return 1.0f; });
 }
 
 }  // namespace fb

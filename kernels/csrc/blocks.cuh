@@ -14,15 +14,17 @@ struct Block {
 template <class D> FB_D bool counts(const Spec &s, float amax, const Scale &scale) {
   return !s.stats || s.grid.wide || countable<D>(s.grid.grid(), amax, scale);
 }
+// Return the second-level value of the block that contains an element.
+FB_D Group group_at(const Spec &s, const Request &r, int row, int col) {
+  int rows = s.source == ON_CHIP ? s.block_rows : r.blocks.rows;
+  int cols = s.source == ON_CHIP ? s.block_cols : r.blocks.cols;
+  int g = s.group ? group_index(s, row / rows, col / cols, r.blocks.across) : 0;
+  return make_group(s.scaling, value(s.grid.max), value(r.group_amax[g]));
+}
 template <class D>
 FB_D Block make_block(const Spec &s, const Request &r, uint32_t amax, int row, int col, float expansion = 1.0f) {
   Group group{1.0f, 1.0f};
-  if (s.scaling.grouped()) {
-    int rows = s.source == ON_CHIP ? s.block_rows : r.blocks.rows;
-    int cols = s.source == ON_CHIP ? s.block_cols : r.blocks.cols;
-    int g = s.group_by_row ? group_index(s, row / rows, col / cols) : 0;
-    group = make_group(s.scaling, value(s.grid.max), value(r.group_amax[g]));
-  }
+  if (s.scaling.grouped()) group = group_at(s, r, row, col);
   Block b;
   b.scale = make_scale(s.scaling, value(s.grid.max), value(amax), group, expansion);
   b.poisoned = s.scaling.kind != NONE && amax >= INF;
@@ -32,7 +34,7 @@ FB_D Block make_block(const Spec &s, const Request &r, uint32_t amax, int row, i
 }
 template <class D> FB_D Block looked_up(const Spec &s, const Request &r, int row, int col) {
   int64_t at = r.blocks.at(row, col);
-  bool four = s.scaling.compares() && r.four_less_six[at] < 0;
+  bool four = s.scaling.compares() && prefers_four(s.scaling.select, r.four_less_six[at]);
   return make_block<D>(s, r, r.block_amax[at], row, col, four ? value(s.scaling.expansion) : 1.0f);
 }
 
@@ -71,9 +73,9 @@ FB_D void store_scale(const Spec &s, const Request &r, const Block &b, int row, 
   } else {
     ((uint8_t *)r.scales)[at] = uint8_t(code);
   }
-  const bool first = s.group_by_row ? (s.down ? block_row : block_col) == 0 : block_row + block_col == 0;
+  const bool first = s.group ? (s.down ? block_row : block_col) % s.group == 0 : block_row + block_col == 0;
   if (!s.scaling.grouped() || !first) return;
-  const int group = group_index(s, block_row, block_col);
+  const int group = group_index(s, block_row, block_col, r.blocks.across);
   const Group shared = make_group(s.scaling, value(s.grid.max), value(r.group_amax[group]));
   r.group_scales[group] = value(stored_group(s.scaling, shared));
 }

@@ -24,7 +24,7 @@ inline __attribute__((always_inline)) bool code_run(const typename D::Storage *_
     const float left_encode = encode[left], right_encode = encode[right];
     for (int k = 0; k < end; k++) {
       int i = start + k;
-      float e = LAYOUT == BY_COLUMN ? encode[i] : LAYOUT == UNIFORM || k < GROUP ? left_encode : right_encode;
+      float e = LAYOUT >= BY_COLUMN ? encode[i] : LAYOUT == UNIFORM || k < GROUP ? left_encode : right_encode;
       float v = D::widen(S(x[i] & D::magnitude_mask)) * e, q;
       q = rounded_at_once<WIDE, STOCHASTIC>(v, g, STOCHASTIC ? high[i] : 0, &ask[k]);
       codes[i] = uint16_t(magnitude_code<WIDE>(smaller(q, g.max), g));
@@ -123,24 +123,29 @@ inline void unpack(const uint8_t *__restrict from, int64_t n, int width, uint16_
 }
 
 // Compute the values of up to CHUNK codes with the scale of each column: first the magnitudes, then the signs.
-// SPECIAL: some codes are infinities or NaN. Way: how a scale is applied: q · scale, q / scale, (q · scale) · outer.
-enum Way { TIMES, OVER, BY_TWO_LEVELS };
+// SPECIAL: some codes are infinities or NaN. Way: how a scale is applied: q · scale, q / scale, (q · scale) · outer
+// with one `outer`, or with one for each column.
+enum Way { TIMES, OVER, BY_TWO_LEVELS, BY_GROUPS };
 template <class D, Way WAY, bool WIDE, bool SPECIAL>
 inline void restore_run(const uint16_t *__restrict codes, typename D::Storage *__restrict y, int64_t n,
-                        const float *__restrict scale, float outer, const Grid &grid, uint32_t code_bits) {
+                        const float *__restrict scale, const float *__restrict outer, const Grid &grid,
+                        uint32_t code_bits) {
   typedef typename D::Storage S;
   const Grid g = grid;
   const uint32_t sign_shift = code_bits - 1, mask = (1u << sign_shift) - 1u;
   alignas(64) float back[CHUNK];
+  const float whole = *outer;
   for (int64_t i = 0; i < n; i++) {
     float q = magnitude_value<WIDE>(codes[i] & mask, g, SPECIAL);
-    float v = WAY == OVER ? q / scale[i] : WAY == TIMES ? q * scale[i] : by_two_levels(q, scale[i], outer);
+    float v = WAY == OVER    ? q / scale[i]
+              : WAY == TIMES ? q * scale[i]
+                             : by_two_levels(q, scale[i], WAY == BY_GROUPS ? outer[i] : whole);
     back[i] = within<D>(v, SPECIAL ? q : 0.0f);
   }
   for (int64_t i = 0; i < n; i++) y[i] = S(D::narrow(back[i]) ^ S(codes[i] >> sign_shift & 1) << (8 * sizeof(S) - 1));
 }
 template <class D, Way WAY, bool WIDE>
-inline void value_run(const uint16_t *codes, typename D::Storage *y, int64_t n, const float *scale, float outer,
+inline void value_run(const uint16_t *codes, typename D::Storage *y, int64_t n, const float *scale, const float *outer,
                       const Grid &g, uint32_t code_bits) {
   const uint16_t mask = uint16_t((1u << (code_bits - 1)) - 1u);
   uint16_t most = 0;

@@ -35,8 +35,15 @@ template <class D> struct Decoding {
   int64_t units() const { return (rows + R - 1) / R * units_in_block; }
 
   float group(int64_t block_row, int64_t block_col) const {
-    float g = from.groups[!q.group_by_row ? 0 : q.down ? block_col : block_row];
-    return g == g ? g : value(NAN_BITS);
+    int64_t at = 0;
+    if (q.group) {
+      const int64_t across = q.down ? blocks_across : (blocks_across + q.group - 1) / q.group;
+      at = (q.down ? block_row / q.group : block_row) * across + (q.down ? block_col : block_col / q.group);
+    }
+    return from.groups[at] == from.groups[at] ? from.groups[at] : value(NAN_BITS);
+  }
+  float outer(int64_t block_row, int64_t block_col) const {
+    return q.scaling.two_levels() ? group(block_row, block_col) : 1.0f / value(q.scaling.factor);
   }
   float scale(int64_t block_row, int64_t block_col) const {
     if (q.scaling.kind == NONE) return 1.0f;
@@ -45,11 +52,13 @@ template <class D> struct Decoding {
     float s = of_byte[((const uint8_t *)from.scales)[at]];
     return q.scaling.kind == MANTISSA ? group(block_row, block_col) * s : s;
   }
-  // Write the scale of each column of [c0, c1) to `to`.
-  void spread_out(int64_t block_row, int64_t c0, int64_t c1, float *to) const {
+  // Write the scale of each column of [c0, c1) to `to`, and if they have several second-level values these to `outers`.
+  template <Way WAY>
+  void spread_out(int64_t block_row, int64_t c0, int64_t c1, float *to, float *outers) const {
     for (int64_t b = c0 / C, c = c0; c < c1; b++) {
       int64_t end = std::min((b + 1) * C, c1);
       std::fill(to + (c - c0), to + (end - c0), scale(block_row, b));
+      if (WAY == BY_GROUPS) std::fill(outers + (c - c0), outers + (end - c0), outer(block_row, b));
       c = end;
     }
   }
@@ -58,23 +67,23 @@ template <class D> struct Decoding {
     const int64_t r0 = block_row * R + number % units_in_block * UNIT_ROWS;
     const int64_t r1 = std::min(std::min(r0 + UNIT_ROWS, (block_row + 1) * R), rows),
                   row_bytes = (cols * width + 7) / 8;
-    const float outer = q.scaling.two_levels() ? group(0, 0) : 1.0f;
-    alignas(64) float scales[CHUNK];
+    alignas(64) float scales[CHUNK], outers[WAY == BY_GROUPS ? CHUNK : 1] = {outer(0, 0)};
     alignas(64) uint16_t codes[CHUNK];
     alignas(64) Cell<D> values[CHUNK];
     for (int64_t c0 = 0; c0 < cols; c0 += CHUNK) {
       const int64_t c1 = std::min(c0 + CHUNK, cols), n = c1 - c0;
-      spread_out(block_row, c0, c1, scales);
+      spread_out<WAY>(block_row, c0, c1, scales, outers);
       for (int64_t r = r0; r < r1; r++) {
         unpack(from.codes + r * row_bytes + c0 / 8 * width, n, width, codes);
-        value_run<D, WAY, WIDE>(codes, values, n, scales, outer, q.grid, from.code_bits);
+        value_run<D, WAY, WIDE>(codes, values, n, scales, outers, q.grid, from.code_bits);
         put(out + r * cols + c0, values, size_t(n) * sizeof(Cell<D>), around);
       }
     }
   }
   typedef void (Decoding::*Unit)(int64_t) const;
   template <bool WIDE> Unit unit_for() const {
-    if (q.scaling.two_levels()) return &Decoding::unit<BY_TWO_LEVELS, WIDE>;
+    if (q.scaling.two_levels() && q.group) return &Decoding::unit<BY_GROUPS, WIDE>;
+    if (q.scaling.two_levels() || q.scaling.factor != ONE) return &Decoding::unit<BY_TWO_LEVELS, WIDE>;
     return q.scaling.divides() ? &Decoding::unit<OVER, WIDE> : &Decoding::unit<TIMES, WIDE>;
   }
   Unit chosen_unit() const { return q.grid.wide ? unit_for<true>() : unit_for<false>(); }

@@ -25,7 +25,8 @@ FB_D StoredBlock stored_block(const Spec &s, const DecodeCall &call, int row, in
   const int64_t at = int64_t(block_row) * call.across + block_col;
   b.scale = stored_scale(
       s.scaling, s.scaling.kind == FLOAT ? ((const uint32_t *)call.scales)[at] : ((const uint8_t *)call.scales)[at]);
-  if (s.scaling.grouped()) b.outer = call.groups[group_index(s, block_row, block_col)];
+  if (s.scaling.grouped()) b.outer = call.groups[group_index(s, block_row, block_col, call.across)];
+  if (s.scaling.kind == POWER) b.outer = 1.0f / value(s.scaling.factor);
   if (s.scaling.kind == MANTISSA) b.scale = b.outer * b.scale;
   if (s.scaling.divides()) {
     const float smallest = value(s.grid.min_exponent) * power_of_two(int(s.grid.dropped) - 23);
@@ -37,7 +38,7 @@ FB_D StoredBlock stored_block(const Spec &s, const DecodeCall &call, int row, in
 
 FB_D float restored(const Spec &s, float q, const StoredBlock &b) {
   if (s.scaling.two_levels()) return by_two_levels(q, b.scale, b.outer);
-  if (!s.scaling.divides()) return q * b.scale;
+  if (!s.scaling.divides()) return (q * b.scale) * b.outer;
   if (!b.plain) return q / b.scale;
   return finite(q) ? with_sign(quotient(magnitude(q), b.scale, b.inverse), q) : q;
 }

@@ -65,26 +65,40 @@ FB_HD Element element(float x, const Grid &g, const Scale &s, bool divides, bool
   return Element{q, y, over};
 }
 
-// Four Over Six chooses between two scales, which map a block's amax to 4 or to 6. `four_less_six` is the squared error
-// of a magnitude with the scale for 4 minus its squared error with the scale for 6, in units of 2^-32 of the block's
-// squared amax. These are integers, so their sums do not depend on the order.
+// Four Over Six chooses between two scales, which map a block's amax to 4 or to 6. `four_less_six` compares the errors
+// of a magnitude with both scales: the squared error with the scale for 4 minus that with the scale for 6, in units of
+// 2^-32 of the block's squared amax; or with MAE the difference of the errors in units of 2^-23 of amax; or with MAX
+// both errors, in two halves. These are integers, so the results of `joined` do not depend on the order.
 struct FourOverSix {
   Scale six, four;
   float amax;
+  uint32_t select;
 };
+FB_HD float error_offset(uint32_t select) { return select > Select::MSE ? 1.0f : 128.0f; }  // its last place is a unit
+FB_HD int64_t compared(uint32_t select, int32_t four, int32_t six) {
+  if (select == Select::MAX) return int64_t(four) << 32 | six;
+  const int64_t less = four - six;
+  return select == Select::MAE ? less : less * (four + six);
+}
+FB_HD int64_t joined(uint32_t select, int64_t a, int64_t b) {
+  if (select != Select::MAX) return a + b;
+  const int64_t four = a >> 32 > b >> 32 ? a >> 32 : b >> 32;
+  return four << 32 | (uint32_t(a) > uint32_t(b) ? uint32_t(a) : uint32_t(b));
+}
+FB_HD bool prefers_four(uint32_t select, int64_t sum) {
+  return select == Select::MAX ? sum >> 32 < int64_t(uint32_t(sum)) : sum < 0;
+}
 FB_HD float scaled(float size, const Grid &g, const Scale &s) { return bounded(size * s.encode, g); }
-// Return the error |size - returned value| in units of 2^-16 of the block's amax, at most 2^16.
-FB_HD int32_t error_units(float size, float q, const Grid &g, const Scale &s, float amax) {
+// Return the error |size - returned value| in units of 2^-16 (MAE, MAX: 2^-23) of the block's amax, at most amax.
+FB_HD int32_t error_units(float size, float q, const Grid &g, const Scale &s, float amax, uint32_t select) {
   float y = smaller((smaller(q, g.max) * s.decode) * s.outer, FLOAT_MAX);
   float error = magnitude(size - y) / amax;
-  return int32_t(bits((error < 1.0f ? error : 1.0f) + 128.0f) - 0x43000000u);  // 128's last place is 2^-16
-}
-FB_HD int64_t squared_error(float size, float q, const Grid &g, const Scale &s, float amax) {
-  int64_t units = error_units(size, q, g, s, amax);
-  return units * units;
+  const float offset = error_offset(select);
+  return int32_t(bits((error < 1.0f ? error : 1.0f) + offset) - bits(offset));
 }
 FB_HD int64_t four_less_six(float size, const Grid &g, const FourOverSix &b, float four, float six) {
-  return squared_error(size, four, g, b.four, b.amax) - squared_error(size, six, g, b.six, b.amax);
+  return compared(b.select, error_units(size, four, g, b.four, b.amax, b.select),
+                  error_units(size, six, g, b.six, b.amax, b.select));
 }
 FB_HD int64_t four_less_six(float size, const Grid &g, const FourOverSix &b, bool stochastic, uint32_t high,
                             uint64_t index, uint64_t seed) {
@@ -92,7 +106,8 @@ FB_HD int64_t four_less_six(float size, const Grid &g, const FourOverSix &b, boo
                        rounded<false>(scaled(size, g, b.six), g, stochastic, high, index, seed));
 }
 FB_HD FourOverSix four_over_six(const Scaling &s, float max, const Group &group, float amax) {
-  return FourOverSix{make_scale(s, max, amax, group), make_scale(s, max, amax, group, value(s.expansion)), amax};
+  return FourOverSix{make_scale(s, max, amax, group), make_scale(s, max, amax, group, value(s.expansion)), amax,
+                     s.select};
 }
 template <bool STOCHASTIC>
 FB_HD int64_t four_less_six_at_once(float size, const Grid &g, const FourOverSix &b, uint32_t high, uint32_t *ask) {

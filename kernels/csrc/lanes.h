@@ -87,14 +87,15 @@ inline __attribute__((always_inline)) void narrow_run(const float *__restrict v,
   for (; i < n; i++) y[i] = S(D::narrow(v[i]) | (x[i] & S(~D::magnitude_mask)));
 }
 
-// For each column: the two scales that Four Over Six compares, the amax of the block, and its `inverse`.
+// For each column: the two scales that Four Over Six compares, the amax of the block, its `inverse`, and the
+// second-level value.
 struct Candidates {
-  const float *four_encode, *four_decode, *six_encode, *six_decode, *amax, *inverse;
-  float outer;
+  const float *four_encode, *four_decode, *six_encode, *six_decode, *amax, *inverse, *outer;
+  uint32_t select;
 
   FourOverSix at(int64_t i) const {
-    return FourOverSix{Scale{six_encode[i], six_decode[i], outer, 0}, Scale{four_encode[i], four_decode[i], outer, 0},
-                       amax[i]};
+    return FourOverSix{Scale{six_encode[i], six_decode[i], outer[i], 0},
+                       Scale{four_encode[i], four_decode[i], outer[i], 0}, amax[i], select};
   }
 };
 
@@ -115,16 +116,16 @@ template <class D> FB_INLINE float relative(float error, float amax, float inver
   return DIVIDES_EXACTLY<D> ? quotient(error, amax, inverse) : error / amax;
 }
 
-// `scaled` and `error_units` of element.h for E2M1, written so that they vectorise well. error_bits returns ZERO_ERROR,
-// the bits of 128, plus the units of the error.
-constexpr int32_t ZERO_ERROR = 0x43000000;
+// `scaled` and `error_units` of element.h for E2M1, written so that they vectorise well. error_bits returns the bits of
+// `offset` (`error_offset`) plus the units of the error.
 FB_INLINE float scaled_magnitude(float size, const Grid &g, float encode) {
   return smaller_magnitude(size * encode, 4.0f * g.max);
 }
 template <class D>
-FB_INLINE int32_t error_bits(float size, float q, const Grid &g, float decode, float outer, float amax, float inverse) {
+FB_INLINE int32_t error_bits(float size, float q, const Grid &g, float decode, float outer, float amax, float inverse,
+                             float offset) {
   const float y = smaller_magnitude((smaller(q, g.max) * decode) * outer, FLOAT_MAX);
-  return int32_t(bits(smaller_magnitude(relative<D>(magnitude(size - y), amax, inverse), 1.0f) + 128.0f));
+  return int32_t(bits(smaller_magnitude(relative<D>(magnitude(size - y), amax, inverse), 1.0f) + offset));
 }
 
 // Compute `four_less_six` of n elements; `high` are the first 16 random bits of each element. *ask becomes nonzero if
@@ -138,7 +139,9 @@ FB_INLINE void weigh_run(const typename D::Storage *__restrict x, int64_t n, con
   const Grid g = grid;
   const float *__restrict four_encode = columns.four_encode, *__restrict four_decode = columns.four_decode;
   const float *__restrict six_encode = columns.six_encode, *__restrict six_decode = columns.six_decode;
-  const float *__restrict amax = columns.amax, *__restrict inverse = columns.inverse, outer = columns.outer;
+  const float *__restrict amax = columns.amax, *__restrict inverse = columns.inverse, *__restrict outer = columns.outer;
+  const float offset = error_offset(columns.select);
+  const int32_t none = int32_t(bits(offset));
   int32_t less[PIECE], sum[PIECE];
   uint32_t undecided = 0;
   for (int64_t i = 0; i < n; i++) {
@@ -148,12 +151,16 @@ FB_INLINE void weigh_run(const typename D::Storage *__restrict x, int64_t n, con
         rounded_at_once<false, STOCHASTIC>(scaled_magnitude(size, g, four_encode[i]), g, draw, &undecided);
     const float by_six =
         rounded_at_once<false, STOCHASTIC>(scaled_magnitude(size, g, six_encode[i]), g, draw, &undecided);
-    const int32_t a = error_bits<D>(size, by_four, g, four_decode[i], outer, amax[i], inverse[i]);
-    const int32_t b = error_bits<D>(size, by_six, g, six_decode[i], outer, amax[i], inverse[i]);
-    less[i] = a - b, sum[i] = (a - ZERO_ERROR) + (b - ZERO_ERROR);
+    const int32_t a = error_bits<D>(size, by_four, g, four_decode[i], outer[i], amax[i], inverse[i], offset);
+    const int32_t b = error_bits<D>(size, by_six, g, six_decode[i], outer[i], amax[i], inverse[i], offset);
+    less[i] = a - b, sum[i] = (a - none) + (b - none);
     undecided |= inverse[i] != inverse[i];
   }
   *ask |= undecided;
+  if (columns.select > Select::MSE) {
+    for (int64_t i = 0; i < n; i++) out[i] = compared(columns.select, (sum[i] + less[i]) >> 1, (sum[i] - less[i]) >> 1);
+    return;
+  }
   for (int64_t i = 0; i < n; i++) out[i] = int64_t(less[i]) * int64_t(sum[i]);
 }
 
@@ -208,8 +215,9 @@ inline int64_t weigh_each(const typename D::Storage *x, int64_t n, const Grid &g
                           const uint16_t *high, uint64_t index, uint64_t seed) {
   int64_t total = 0;
   for (int64_t i = 0; i < n; i++)
-    total += four_less_six(D::widen(typename D::Storage(x[i] & D::magnitude_mask)), g, block, STOCHASTIC,
-                           STOCHASTIC ? high[i] : 0, index + uint64_t(i), seed);
+    total = joined(block.select, total,
+                   four_less_six(D::widen(typename D::Storage(x[i] & D::magnitude_mask)), g, block, STOCHASTIC,
+                                 STOCHASTIC ? high[i] : 0, index + uint64_t(i), seed));
   return total;
 }
 
@@ -226,6 +234,8 @@ FB_INLINE int64_t weigh_group(const typename D::Storage *__restrict x, const Gri
   alignas(64) uint32_t draws[GROUP];
   alignas(64) int32_t less[GROUP], sum[GROUP];
   uint32_t undecided = inverse != inverse;
+  const float offset = error_offset(block.select);
+  const int32_t none = int32_t(bits(offset));
   for (int i = 0; i < GROUP; i++) sizes[i] = D::widen(S(x[i] & D::magnitude_mask));
   for (int i = 0; i < GROUP; i++) draws[i] = STOCHASTIC ? high[i] : 0;
   for (int i = 0; i < GROUP; i++) {
@@ -235,12 +245,22 @@ FB_INLINE int64_t weigh_group(const typename D::Storage *__restrict x, const Gri
         rounded_at_once<false, STOCHASTIC>(scaled_magnitude(size, g, block.four.encode), g, draw, &undecided);
     const float by_six =
         rounded_at_once<false, STOCHASTIC>(scaled_magnitude(size, g, block.six.encode), g, draw, &undecided);
-    const int32_t a = error_bits<D>(size, by_four, g, block.four.decode, block.four.outer, block.amax, inverse);
-    const int32_t b = error_bits<D>(size, by_six, g, block.six.decode, block.six.outer, block.amax, inverse);
-    less[i] = a - b, sum[i] = (a - ZERO_ERROR) + (b - ZERO_ERROR);
+    const int32_t a = error_bits<D>(size, by_four, g, block.four.decode, block.four.outer, block.amax, inverse, offset);
+    const int32_t b = error_bits<D>(size, by_six, g, block.six.decode, block.six.outer, block.amax, inverse, offset);
+    less[i] = a - b, sum[i] = (a - none) + (b - none);
   }
   *ask = undecided;
-  return sum_of_products(less, sum);
+  if (__builtin_expect(block.select <= Select::MSE, 1)) return sum_of_products(less, sum);
+  int32_t four = 0, six = 0;  // for MAE: the sum and 0
+  if (block.select == Select::MAE) {
+    for (int i = 0; i < GROUP; i++) four += less[i];
+  } else {
+    for (int i = 0; i < GROUP; i++) {
+      const int32_t a = (sum[i] + less[i]) >> 1, b = (sum[i] - less[i]) >> 1;
+      four = a > four ? a : four, six = b > six ? b : six;
+    }
+  }
+  return compared(block.select, four, six);
 }
 
 // Compute MS-EDEN's sums: `products_run` over n elements of one block; `products_each` adds each of n elements to the
@@ -269,8 +289,9 @@ inline void products_each(const typename D::Storage *__restrict x, int64_t n, co
   }
 }
 
-// How many scales a piece has: one for all elements, one for every 16 columns, or one for each column.
-enum Layout { UNIFORM, BY_SIXTEEN, BY_COLUMN };
+// How many scales a piece has: one for all elements, one for every 16 columns, or one for each column. EACH_COLUMN:
+// each column has its own second-level value, too.
+enum Layout { UNIFORM, BY_SIXTEEN, BY_COLUMN, EACH_COLUMN };
 
 struct Counts {                                       // the statistics of one piece
   uint32_t error, nonzero, zeros, saturated, capped;  // zeros: elements with y = 0
@@ -323,12 +344,14 @@ template <class D, bool DIVIDE, bool STOCHASTIC, bool STATS, Layout LAYOUT, bool
 inline __attribute__((always_inline)) Counts run(const typename D::Storage *__restrict x,
                                                  typename D::Storage *__restrict y, int n,
                                                  const float *__restrict encode, const float *__restrict decode,
-                                                 float outer, const Grid &grid, const uint16_t *__restrict high) {
+                                                 const float *__restrict outer, const Grid &grid,
+                                                 const uint16_t *__restrict high) {
   typedef typename D::Storage S;
   constexpr bool LIMIT = STOCHASTIC || !DIVIDE;
   const Grid g = grid;
   alignas(64) float back_wide[PIECE];
   constexpr int STRIDE = 2 * GROUP;  // two groups at a time fill a vector of 16-bit elements
+  const float whole = *outer;
   // Sums and `or` per column of a stride, because g++ would combine the lanes of a vector once per stride.
   alignas(64) uint32_t over[STRIDE] = {}, ask[STRIDE] = {};
   for (int start = 0; start < n; start += STRIDE) {
@@ -338,13 +361,13 @@ inline __attribute__((always_inline)) Counts run(const typename D::Storage *__re
     const float left_decode = decode[left], right_decode = decode[right];
     for (int k = 0; k < end; k++) {
       int i = start + k;
-      float e = LAYOUT == BY_COLUMN ? encode[i] : LAYOUT == UNIFORM || k < GROUP ? left_encode : right_encode;
-      float d = LAYOUT == BY_COLUMN ? decode[i] : LAYOUT == UNIFORM || k < GROUP ? left_decode : right_decode;
+      float e = LAYOUT >= BY_COLUMN ? encode[i] : LAYOUT == UNIFORM || k < GROUP ? left_encode : right_encode;
+      float d = LAYOUT >= BY_COLUMN ? decode[i] : LAYOUT == UNIFORM || k < GROUP ? left_decode : right_decode;
       float v = D::widen(S(x[i] & D::magnitude_mask)) * e, q;
       q = rounded_at_once<WIDE, STOCHASTIC>(v, g, STOCHASTIC ? high[i] : 0, &ask[k]);
       if (STATS && LIMIT) over[k] += q > g.max;
       if (LIMIT) q = smaller(q, g.max);
-      back_wide[i] = DIVIDE ? quotient(q, e, d) : (q * d) * outer;
+      back_wide[i] = DIVIDE ? quotient(q, e, d) : (q * d) * (LAYOUT == EACH_COLUMN ? outer[i] : whole);
     }
   }
   narrow_run<D, !WIDE>(back_wide, x, y, n);
@@ -383,7 +406,7 @@ inline __attribute__((always_inline)) Counts run(const typename D::Storage *__re
 }
 template <class D, bool DIVIDE, bool STOCHASTIC, bool STATS, Layout LAYOUT, bool WIDE>
 inline Counts piece(const typename D::Storage *x, typename D::Storage *y, int n, const float *encode,
-                    const float *decode, float outer, const Grid &g, const uint16_t *high) {
+                    const float *decode, const float *outer, const Grid &g, const uint16_t *high) {
   if (n == PIECE) return run<D, DIVIDE, STOCHASTIC, STATS, LAYOUT, WIDE>(x, y, PIECE, encode, decode, outer, g, high);
   return run<D, DIVIDE, STOCHASTIC, STATS, LAYOUT, WIDE>(x, y, n, encode, decode, outer, g, high);
 }

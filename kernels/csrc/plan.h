@@ -19,14 +19,14 @@ struct Tile {  // rows [r0, r1) and columns [c0, c1)
 struct Candidate {
   std::vector<float> encode, decode;
 
-  void compute(const Quant &q, const uint32_t *amax, int64_t n, const Group &group, float expansion) {
+  void compute(const Quant &q, const uint32_t *amax, int64_t n, const float *group_encode, const float *group_decode,
+               float expansion) {
     encode.resize(size_t(n)), decode.resize(size_t(n));
     float *__restrict to_encode = encode.data(), *__restrict to_decode = decode.data();
     Scaling s = q.scaling;
     s.kind = TWO_LEVEL;
-    const Group g = group;
     for (int64_t i = 0; i < n; i++) {
-      const Scale one = make_scale(s, q.grid.max, value(amax[i]), g, expansion);
+      const Scale one = make_scale(s, q.grid.max, value(amax[i]), Group{group_encode[i], group_decode[i]}, expansion);
       to_encode[i] = one.encode, to_decode[i] = one.decode;
     }
   }
@@ -35,11 +35,13 @@ struct Candidate {
 template <class D> struct Scratch {  // one per thread
   std::vector<Cell<D>> rotated, maxima;
   std::vector<uint32_t> amax, code, care, squares, products;
-  std::vector<float> block_encode, block_decode, block_outer, encode, decode;
+  std::vector<float> block_encode, block_decode, block_outer, encode, decode, outer;
+  std::vector<float> group_encode, group_decode;  // the second-level value of each block's group
   Candidate six, four;
-  std::vector<float> columns[6];        // for weigh_run, per column: the arrays of `Candidates`
+  std::vector<float> columns[7];        // for weigh_run, per column: the arrays of `Candidates`
   std::vector<float> amaxes, inverses;  // of the blocks that `weigh` compares
-  std::vector<int64_t> weights, sums;   // four_less_six of each element of a row, and of each block of a row of blocks
+  std::vector<int64_t> weights, sums;   // four_less_six of each element of a row, and of each block of a row of blocks;
+                                        // in `sums` find_scales needs a number below 0 if the block prefers 4
 };
 
 template <class D> struct Plan {
@@ -72,10 +74,18 @@ template <class D> struct Plan {
   bool needs_first_walk() const { return lookup || grouped; }
   bool weighs() const { return q.scaling.compares(); }
   void settle() { staged = q.hadamard && needs_first_walk() && request.out && !request.skip; }
-  int64_t group_count() const { return !q.group_by_row ? 1 : q.down ? block_count_cols : block_count_rows; }
-  int64_t group_of(int64_t block_row, int64_t block_col) const {
-    return !q.group_by_row ? 0 : q.down ? block_col : block_row;
+  int64_t groups_across() const { return q.down ? block_count_cols : (block_count_cols + q.group - 1) / q.group; }
+  int64_t group_count() const {
+    return !q.group ? 1 : (q.down ? (block_count_rows + q.group - 1) / q.group : block_count_rows) * groups_across();
   }
+  int64_t group_of(int64_t block_row, int64_t block_col) const {
+    if (!q.group) return 0;
+    return (q.down ? block_row / q.group : block_row) * groups_across() + (q.down ? block_col : block_col / q.group);
+  }
+  bool in_one_group(const Tile &t) const {  // true if the blocks of a row of blocks in the tile share a group
+    return !q.group || (!q.down && t.c0 / C / q.group == (t.c1 - 1) / C / q.group);
+  }
+  bool groups_by_column() const { return q.group && q.down; }  // neighbouring blocks of a row have different groups
   void allocate() {
     if (lookup) block_amax.assign(size_t(block_count_rows * block_count_cols), 0);
     if (grouped) group_amax.assign(size_t(group_count()), 0);
@@ -96,7 +106,8 @@ template <class D> struct Plan {
   Layout layout() const {
     bool whole_groups =
         C % GROUP == 0 && (!request.tally_cols || request.tally_cols >= cols || request.tally_cols % GROUP == 0);
-    return C >= PIECE ? UNIFORM : whole_groups ? BY_SIXTEEN : BY_COLUMN;
+    if (C >= PIECE) return UNIFORM;
+    return groups_by_column() && q.scaling.two_levels() ? EACH_COLUMN : whole_groups ? BY_SIXTEEN : BY_COLUMN;
   }
   // Return the number of columns that one call of `row` or `code_row` processes: whole blocks if scales are expanded to
   // columns, and codes that fill whole bytes if codes are packed.
@@ -118,12 +129,14 @@ template <class D> struct Plan {
   void weigh(const Cell<D> *from, int64_t stride, int64_t r, int64_t end, const uint32_t *amax, const Tile &t,
              Scratch<D> &s) const;
   void weigh_parts(const Tile &t, Scratch<D> &s);
-  template <bool STOCHASTIC>
-  void weigh_groups(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, float outer) const;
-  template <bool STOCHASTIC>
-  void weigh_columns(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, float outer) const;
+  template <bool STOCHASTIC> void weigh_groups(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s) const;
+  template <bool STOCHASTIC> void weigh_columns(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s) const;
   void spread(const float *blocks, int64_t c0, int64_t c1, float *to) const;
   void add_blocks(const int64_t *from, int64_t c0, int64_t c1, int64_t *sums) const;
+  template <class GroupOf>
+  void find_scales_of(const uint32_t *amax, int64_t n, const int64_t *less, const Bounds &ordinary,
+                      const BlockScales &to, GroupOf group) const;
+  void find_groups(int64_t block_row, int64_t first, int64_t count, Scratch<D> &s) const;
   void correct(const Cell<D> *from, int64_t stride, int64_t height, int64_t block_row, const Tile &t,
                Scratch<D> &s) const;
   void find_scales(const Cell<D> *from, int64_t stride, int64_t height, int64_t block_row, const Tile &t,
@@ -157,6 +170,8 @@ template <class D> struct Plan {
         return &Plan::row<DIVIDE, STOCHASTIC, STATS, UNIFORM, false>;
       case BY_SIXTEEN:
         return &Plan::row<DIVIDE, STOCHASTIC, STATS, BY_SIXTEEN, false>;
+      case EACH_COLUMN:
+        return &Plan::row<false, STOCHASTIC, STATS, EACH_COLUMN, false>;
       default:
         return &Plan::row<DIVIDE, STOCHASTIC, STATS, BY_COLUMN, false>;
     }

@@ -76,8 +76,8 @@ template <class D> void Plan<D>::first_walk(const Tile &t, Scratch<D> &s) {
   for (int64_t r = t.r0; r < t.r1;) {
     int64_t block_row = r / R, end = std::min(t.r1, (block_row + 1) * R);
     const Cell<D> *at = from + (r - t.r0) * stride;
-    if (!lookup && !q.group_by_row) {  // one group: if all values are finite, only the overall maximum is needed
-      if (R == 1) end = t.r1;
+    if (!lookup && in_one_group(t)) {  // if all values are finite, only their maximum is needed
+      if (R == 1 && !q.group) end = t.r1;
       Cell<D> m = 0;
       for (int64_t k = 0; k < end - r; k++) {
         Cell<D> row = 0;
@@ -86,7 +86,7 @@ template <class D> void Plan<D>::first_walk(const Tile &t, Scratch<D> &s) {
         m = std::max(m, row);
       }
       if (m < D::inf) {
-        raise_to(&group_amax[0], float_bits<D>(m));
+        raise_to(&group_amax[size_t(group_of(block_row, t.c0 / C))], float_bits<D>(m));
         r = end;
         continue;
       }
@@ -101,19 +101,21 @@ template <class D> void Plan<D>::first_walk(const Tile &t, Scratch<D> &s) {
       r = end;
       continue;
     }
-    for (size_t b = 0; b < s.amax.size(); b++) {
-      if (lookup) {
-        raise_to(&block_amax[size_t(block_row * block_count_cols + first + int64_t(b))], s.amax[b]);
-      } else if (s.amax[b] < INF) {
-        raise_to(&group_amax[size_t(group_of(block_row, first + int64_t(b)))], s.amax[b]);
-      }
+    const int64_t count = int64_t(s.amax.size());
+    for (int64_t b = 0; lookup && b < count; b++)
+      raise_to(&block_amax[size_t(block_row * block_count_cols + first + b)], s.amax[size_t(b)]);
+    for (int64_t b = 0, next; !lookup && b < count; b = next) {
+      next = !q.group ? count : q.down ? b + 1 : std::min(count, b + q.group - (first + b) % q.group);
+      uint32_t m = 0;
+      for (int64_t i = b; i < next; i++) m = std::max(m, s.amax[size_t(i)] < INF ? s.amax[size_t(i)] : 0u);
+      raise_to(&group_amax[size_t(group_of(block_row, first + b))], m);
     }
     r = end;
   }
 }
 
 template <class D> void Plan<D>::after_first_walk() {
-  if (lookup && grouped && !q.group_by_row) {
+  if (lookup && grouped && !q.group) {
     uint32_t m = 0;
     for (uint32_t a : block_amax) m = std::max(m, a < INF ? a : 0u);
     group_amax[0] = m;

@@ -73,11 +73,15 @@ void Plan<D>::row(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, const 
   uint16_t high[STOCHASTIC ? CHUNK + 2 * PIECE : 1];
   int64_t drawn_from = 0, drawn_to = c0;  // the columns whose random bits are in `high`
   int64_t tally_col = c0 / TC, block = c0 / C;
+  // A piece has one second-level value, except in the layout EACH_COLUMN.
+  const int64_t group_cols = q.group && !q.down ? q.group * C : cols;
+  int64_t group_end = (c0 / group_cols + 1) * group_cols;
   for (int64_t c = c0; c < c1;) {
     // Divisions take long, so they are avoided where the next piece is in the same block or in the next one.
     tally_col += c == (tally_col + 1) * TC;
     block = LAYOUT == UNIFORM ? block + (c == (block + 1) * C) : c / C;
-    int64_t stop = std::min(std::min(c + PIECE, c1), (tally_col + 1) * TC);
+    group_end += c == group_end ? group_cols : 0;
+    int64_t stop = std::min(std::min(std::min(c + PIECE, c1), (tally_col + 1) * TC), group_end);
     if (LAYOUT == UNIFORM) stop = std::min(stop, (block + 1) * C);
     int n = int(stop - c);
     if (request.skip && request.skip[r / TR * tally_count_cols + tally_col]) {
@@ -100,8 +104,9 @@ void Plan<D>::row(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, const 
       int64_t at = LAYOUT == BY_SIXTEEN ? (c - c0) / GROUP : c - c0;
       const float *encode = LAYOUT == UNIFORM ? &s.block_encode[b] : &s.encode[size_t(at)];
       const float *decode = LAYOUT == UNIFORM ? &s.block_decode[b] : &s.decode[size_t(at)];
-      Counts k = piece<D, DIVIDE, STOCHASTIC, STATS, LAYOUT, WIDE>(
-          in, piece_out, n, encode, decode, s.block_outer[b], q.grid, STOCHASTIC ? high + (c - drawn_from) : nullptr);
+      const float *outer = LAYOUT == EACH_COLUMN ? &s.outer[size_t(at)] : &s.block_outer[b];
+      Counts k = piece<D, DIVIDE, STOCHASTIC, STATS, LAYOUT, WIDE>(in, piece_out, n, encode, decode, outer, q.grid,
+                                                                   STOCHASTIC ? high + (c - drawn_from) : nullptr);
       if (k.again && STOCHASTIC && !STATS) {
         settle<LAYOUT, WIDE>(in, r, c, n, first_block, s, encode, high + (c - drawn_from), piece_out);
       } else if (k.again) {

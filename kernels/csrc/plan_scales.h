@@ -11,23 +11,23 @@ template <class D>
 void Plan<D>::weigh(const Cell<D> *from, int64_t stride, int64_t r, int64_t end, const uint32_t *amax, const Tile &t,
                     Scratch<D> &s) const {
   const int64_t count = (t.c1 - 1) / C - t.c0 / C + 1;
-  const Group group = make_group(q.scaling, q.grid.max, value(group_amax[0]));
   const bool by_group = C % GROUP == 0 && t.c0 % C == 0;
   auto weigh_row = by_group       ? q.stochastic ? &Plan::weigh_groups<true> : &Plan::weigh_groups<false>
                    : q.stochastic ? &Plan::weigh_columns<true>
                                   : &Plan::weigh_columns<false>;
-  s.six.compute(q, amax, count, group, 1.0f);
-  s.four.compute(q, amax, count, group, value(q.scaling.expansion));
+  find_groups(r / R, t.c0 / C, count, s);
+  s.six.compute(q, amax, count, s.group_encode.data(), s.group_decode.data(), 1.0f);
+  s.four.compute(q, amax, count, s.group_encode.data(), s.group_decode.data(), value(q.scaling.expansion));
   s.amaxes.resize(size_t(count)), s.inverses.resize(size_t(count));
   for (size_t b = 0; b < size_t(count); b++) s.amaxes[b] = value(amax[b]), s.inverses[b] = inverse_amax<D>(s.amaxes[b]);
   if (!by_group) {
-    const float *known[] = {s.four.encode.data(), s.four.decode.data(), s.six.encode.data(),
-                            s.six.decode.data(),  s.amaxes.data(),      s.inverses.data()};
-    for (int k = 0; k < 6; k++)
+    const float *known[] = {s.four.encode.data(), s.four.decode.data(), s.six.encode.data(),  s.six.decode.data(),
+                            s.amaxes.data(),      s.inverses.data(),    s.group_decode.data()};
+    for (int k = 0; k < 7; k++)
       s.columns[k].resize(size_t(t.c1 - t.c0)), spread(known[k], t.c0, t.c1, s.columns[k].data());
   }
   s.sums.assign(size_t(count), 0);
-  for (; r < end; r++, from += stride) (this->*weigh_row)(from, r, t, s, group.decode);
+  for (; r < end; r++, from += stride) (this->*weigh_row)(from, r, t, s);
 }
 
 // Add `four_less_six` of a tile's elements to the sums of their blocks, in an additional pass for blocks that are
@@ -39,8 +39,12 @@ template <class D> void Plan<D>::weigh_parts(const Tile &t, Scratch<D> &s) {
     const int64_t block_row = r / R, at = block_row * block_count_cols + t.c0 / C;
     end = std::min(t.r1, (block_row + 1) * R);
     weigh(from + (r - t.r0) * stride, stride, r, end, &block_amax[size_t(at)], t, s);
-    for (size_t b = 0; b < s.sums.size(); b++)
-      __atomic_fetch_add(&four_less_six[size_t(at) + b], s.sums[b], __ATOMIC_RELAXED);
+    for (size_t b = 0; b < s.sums.size(); b++) {
+      int64_t *to = &four_less_six[size_t(at) + b], seen = __atomic_load_n(to, __ATOMIC_RELAXED);
+      while (!__atomic_compare_exchange_n(to, &seen, joined(q.scaling.select, seen, s.sums[b]), true, __ATOMIC_RELAXED,
+                                          __ATOMIC_RELAXED)) {
+      }
+    }
   }
 }
 
@@ -48,17 +52,20 @@ template <class D> void Plan<D>::weigh_parts(const Tile &t, Scratch<D> &s) {
 // of columns, and the tile starts with a block.
 template <class D>
 template <bool STOCHASTIC>
-void Plan<D>::weigh_groups(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, float outer) const {
+void Plan<D>::weigh_groups(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s) const {
   uint16_t high[STOCHASTIC ? CHUNK + 2 * PIECE : 1];
   const int64_t width = t.c1 - t.c0, groups = C / GROUP;
+  const uint32_t select = q.scaling.select;
   for (int64_t c = 0, b = 0, done = 0; c < width; c += CHUNK) {  // done: the groups of block b that are processed
     const int64_t end = std::min(width, c + CHUNK);
     const uint64_t index = uint64_t(r * cols + t.c0 + c), skipped = index % 8;
     if (STOCHASTIC) fill_high(index - skipped, end - c + int64_t(skipped), q.seed, high);
     const uint16_t *draws = high + (STOCHASTIC ? int64_t(skipped) : 0);
     auto block = [&](int64_t i) FB_INLINED {
+      const float outer = s.group_decode[size_t(i)];
       return FourOverSix{Scale{s.six.encode[size_t(i)], s.six.decode[size_t(i)], outer, 0},
-                         Scale{s.four.encode[size_t(i)], s.four.decode[size_t(i)], outer, 0}, s.amaxes[size_t(i)]};
+                         Scale{s.four.encode[size_t(i)], s.four.decode[size_t(i)], outer, 0}, s.amaxes[size_t(i)],
+                         select};
     };
     // The first loop has no calls, because g++ would load its constants again after each call.
     int64_t totals[CHUNK / GROUP], owners[CHUNK / GROUP];
@@ -76,28 +83,27 @@ void Plan<D>::weigh_groups(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D
       return weigh_each<D, STOCHASTIC>(x + c + at, n, q.grid, block(i), draws + at * STOCHASTIC, index + uint64_t(at),
                                        q.seed);
     };
-    for (int64_t k = 0; k < count; k++) sums[owners[k]] += ask[k] ? weigh(owners[k], GROUP, k * GROUP) : totals[k];
-    if ((end - c) % GROUP) sums[b] += weigh(b, (end - c) % GROUP, count * GROUP);
+    for (int64_t k = 0; k < count; k++) {
+      int64_t &sum = sums[owners[k]];
+      sum = joined(select, sum, ask[k] ? weigh(owners[k], GROUP, k * GROUP) : totals[k]);
+    }
+    if ((end - c) % GROUP) sums[b] = joined(select, sums[b], weigh(b, (end - c) % GROUP, count * GROUP));
   }
 }
 
 // Do what `weigh_groups` does, for blocks of any width, with scales that were expanded to columns (s.columns).
 template <class D>
 template <bool STOCHASTIC>
-void Plan<D>::weigh_columns(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, float outer) const {
+void Plan<D>::weigh_columns(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s) const {
   uint16_t high[3 * PIECE];  // fill_high may write up to PIECE values more than requested
   const int64_t width = t.c1 - t.c0;
   s.weights.resize(size_t(width));
   for (int64_t i = 0; i < width; i += PIECE) {
     const int64_t n = std::min(int64_t(PIECE), width - i);
     const uint64_t index = uint64_t(r * cols + t.c0 + i), skipped = STOCHASTIC ? index % 8 : 0;
-    const Candidates columns{s.columns[0].data() + i,
-                             s.columns[1].data() + i,
-                             s.columns[2].data() + i,
-                             s.columns[3].data() + i,
-                             s.columns[4].data() + i,
-                             s.columns[5].data() + i,
-                             outer};
+    const Candidates columns{s.columns[0].data() + i, s.columns[1].data() + i, s.columns[2].data() + i,
+                             s.columns[3].data() + i, s.columns[4].data() + i, s.columns[5].data() + i,
+                             s.columns[6].data() + i, q.scaling.select};
     if (STOCHASTIC) fill_high(index - skipped, n + int64_t(skipped), q.seed, high);
     weigh_piece<D, STOCHASTIC>(x + i, n, q.grid, columns, high + skipped, index, q.seed, s.weights.data() + i);
   }
@@ -119,8 +125,15 @@ template <class D> void Plan<D>::spread(const float *blocks, int64_t c0, int64_t
   each_block(c0, c1, C, [&](int64_t first, int64_t n) FB_INLINED { std::fill_n(to + first, n, *blocks++); });
 }
 
-// Add the values of the columns [c0, c1) to the sums of their blocks.
+// Join the values of the columns [c0, c1) to the sums of their blocks.
 template <class D> void Plan<D>::add_blocks(const int64_t *from, int64_t c0, int64_t c1, int64_t *sums) const {
+  if (q.scaling.select == Select::MAX) {
+    each_block(c0, c1, C, [&](int64_t first, int64_t n) FB_INLINED {
+      for (int64_t i = 0; i < n; i++) *sums = joined(Select::MAX, *sums, from[first + i]);
+      sums++;
+    });
+    return;
+  }
   if (C == 1) {
     for (int64_t c = 0; c < c1 - c0; c++) sums[c] += from[c];
     return;
@@ -161,6 +174,54 @@ void Plan<D>::correct(const Cell<D> *from, int64_t stride, int64_t height, int64
   }
 }
 
+// Compute the second-level values of a row of `count` blocks, from block `first` on.
+template <class D> void Plan<D>::find_groups(int64_t block_row, int64_t first, int64_t count, Scratch<D> &s) const {
+  s.group_encode.resize(size_t(count)), s.group_decode.resize(size_t(count));
+  float *__restrict encode = s.group_encode.data(), *__restrict decode = s.group_decode.data();
+  const uint32_t *__restrict amax = &group_amax[size_t(group_of(block_row, first))];
+  const Scaling scaling = q.scaling;
+  const float max = q.grid.max;
+  if (groups_by_column()) {
+    for (int64_t b = 0; b < count; b++) {
+      const Group g = make_group(scaling, max, value(amax[b]));
+      encode[b] = g.encode, decode[b] = g.decode;
+    }
+    return;
+  }
+  for (int64_t b = 0, next; b < count; b = next) {
+    next = q.group ? std::min(count, b + q.group - (first + b) % q.group) : count;
+    const Group g = make_group(scaling, max, value(*amax++));
+    std::fill(encode + b, encode + next, g.encode), std::fill(decode + b, decode + next, g.decode);
+  }
+}
+
+// Compute the scales of n blocks. less: for Four Over Six, below 0 if a block's amax is mapped to 4. group: a function
+// that returns the second-level value of block i.
+template <class D>
+template <class GroupOf>
+void Plan<D>::find_scales_of(const uint32_t *amax, int64_t n, const int64_t *less, const Bounds &ordinary,
+                             const BlockScales &to, GroupOf group) const {
+  const float max = q.grid.max, four = value(q.scaling.expansion);
+  const auto one = [](int64_t) { return 1.0f; };
+  switch (q.scaling.kind) {
+    case FLOAT:
+      return scales<FLOAT, false>(q.scaling, amax, n, max, group, ordinary, to, one);
+    case MANTISSA:
+      return scales<MANTISSA, false>(q.scaling, amax, n, max, group, ordinary, to, one);
+    case POWER:
+      return scales<POWER, false>(q.scaling, amax, n, max, group, ordinary, to, one);
+    case TWO_LEVEL:
+      if (weighs()) {
+        const auto chosen = [=](int64_t i) { return less[i] < 0 ? four : 1.0f; };
+        return q.scaling.select ? scales<TWO_LEVEL, true>(q.scaling, amax, n, max, group, ordinary, to, chosen)
+                                : scales<TWO_LEVEL, false>(q.scaling, amax, n, max, group, ordinary, to, chosen);
+      }
+      return scales<TWO_LEVEL, false>(q.scaling, amax, n, max, group, ordinary, to, one);
+    default:
+      return scales<NONE, false>(q.scaling, amax, n, max, group, ordinary, to, one);
+  }
+}
+
 // Compute the scales of one row of blocks in a tile into s.block_encode, s.block_decode, s.block_outer, s.code and
 // s.care.
 template <class D>
@@ -179,40 +240,31 @@ void Plan<D>::find_scales(const Cell<D> *from, int64_t stride, int64_t height, i
   s.code.resize(count), s.care.resize(count);
   float max = q.grid.max, *encode = s.block_encode.data(), *decode = s.block_decode.data();
   Bounds ordinary = ordinary_bounds<D>(q.scaling, q.grid);
-  bool varies = q.group_by_row && q.down;
-  for (size_t b = 0; b < count; b += varies ? 1 : count) {
-    Group g =
-        make_group(q.scaling, max, grouped ? value(group_amax[size_t(group_of(block_row, first + int64_t(b)))]) : 0);
-    int64_t m = varies ? 1 : int64_t(count);
-    const uint32_t *amax = s.amax.data() + b;
-    BlockScales to{encode + b, decode + b, s.code.data() + b, s.care.data() + b};
-    switch (q.scaling.kind) {
-      case FLOAT:
-        scales<FLOAT>(q.scaling, amax, m, max, g, ordinary, to);
-        break;
-      case MANTISSA:
-        scales<MANTISSA>(q.scaling, amax, m, max, g, ordinary, to);
-        break;
-      case POWER:
-        scales<POWER>(q.scaling, amax, m, max, g, ordinary, to);
-        break;
-      case TWO_LEVEL:
-        if (weighs()) {
-          if (!apart && b == 0) weigh(from, stride, block_row * R, block_row * R + height, s.amax.data(), t, s);
-          const int64_t *less = apart ? &four_less_six[size_t(block_row * block_count_cols + first)] : s.sums.data();
-          less += b;
-          const float four = value(q.scaling.expansion);
-          scales<TWO_LEVEL>(q.scaling, amax, m, max, g, ordinary, to,
-                            [=](int64_t i) { return less[i] < 0 ? four : 1.0f; });
-        } else {
-          scales<TWO_LEVEL>(q.scaling, amax, m, max, g, ordinary, to);
-        }
-        break;
-      default:
-        scales<NONE>(q.scaling, amax, m, max, g, ordinary, to);
+  const BlockScales to{encode, decode, s.code.data(), s.care.data()};
+  const int64_t *less = s.sums.data();
+  if (weighs()) {
+    const uint32_t select = q.scaling.select;
+    if (apart) {
+      less = &four_less_six[size_t(block_row * block_count_cols + first)];
+    } else {
+      weigh(from, stride, block_row * R, block_row * R + height, s.amax.data(), t, s), less = s.sums.data();
     }
-    std::fill(s.block_outer.begin() + int64_t(b), s.block_outer.begin() + int64_t(b) + m,
-              q.scaling.two_levels() ? g.decode : 1.0f);
+    if (select == Select::MAX) {
+      if (apart) s.sums.assign(less, less + count), less = s.sums.data();
+      for (int64_t &sum : s.sums) sum = prefers_four(select, sum) ? -1 : 0;
+    }
+  }
+  float *outer = s.block_outer.data();
+  if (q.group) {  // each block has the second-level value of its own group
+    find_groups(block_row, first, int64_t(count), s);
+    const float *group_encode = s.group_encode.data(), *group_decode = s.group_decode.data();
+    find_scales_of(s.amax.data(), int64_t(count), less, ordinary, to,
+                   [=](int64_t i) { return Group{group_encode[i], group_decode[i]}; });
+    std::copy_n(group_decode, count, outer);
+  } else {
+    const Group g = make_group(q.scaling, max, grouped ? value(group_amax[0]) : 0.0f);
+    find_scales_of(s.amax.data(), int64_t(count), less, ordinary, to, [=](int64_t) { return g; });
+    std::fill_n(outer, count, q.scaling.two_levels() ? g.decode : 1.0f / value(q.scaling.factor));
   }
   if (q.scaling.corrects()) correct(from, stride, height, block_row, t, s);
 }
@@ -248,9 +300,10 @@ void Plan<D>::store_operand_scale(int64_t block_row, int64_t block_col, uint32_t
 // Expand the scales of blocks to one scale for every 16 columns, or for each column, of [c0, c1). first: the block of
 // the first scale.
 template <class D> void Plan<D>::spread_out(int64_t c0, int64_t c1, int64_t first, Scratch<D> &s) const {
-  s.encode.resize(CHUNK), s.decode.resize(CHUNK);
+  s.encode.resize(CHUNK), s.decode.resize(CHUNK), s.outer.resize(CHUNK);
   const float *__restrict encode = s.block_encode.data(), *__restrict decode = s.block_decode.data();
   float *__restrict to_encode = s.encode.data(), *__restrict to_decode = s.decode.data();
+  if (layout() == EACH_COLUMN) spread(&s.block_outer[size_t(c0 / C - first)], c0, c1, s.outer.data());
   int64_t step = layout() == BY_SIXTEEN ? GROUP : 1;
   if (C == step) {
     std::copy(encode + (c0 / C - first), encode + ((c1 - 1) / C + 1 - first), to_encode);

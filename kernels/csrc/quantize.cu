@@ -168,15 +168,17 @@ template <class D> FB_D void measure_columns(const Request &r, const Tile &t, co
       atomicMax(&r.block_amax[r.blocks.at(first_row, first_col + c)], bits(D::widen(typename D::Storage(tops[c]))));
 }
 
-// Raise the amax of each group to the finite amaxes of its blocks; a group is a row of blocks (or, if `down`, a
-// column). The lanes of a warp that have elements of the same groups reduce the amaxes by shuffles. Then each of these
-// lanes writes other groups, so that a warp needs one atomic operation per group, and one instruction writes one group
-// per lane.
+// Raise the amax of each group to the finite amaxes of its blocks; a group is a part of a row of blocks (or, if `down`,
+// of a column), whose length is 2^n values or the whole row. The lanes of a warp that have elements of the same groups
+// reduce the amaxes by shuffles. Then each of these lanes writes other groups, so that a warp needs one atomic
+// operation per group, and one instruction writes one group per lane.
 template <class D>
 FB_D void measure_groups(const Spec &s, const Request &r, const Tile &t, const uint32_t (&amax)[SLOTS][WIDTH]) {
   const Split split(s);
   const int lanes = shape().along ? WARP : shape().lanes, lane = t.thread % lanes, line = t.thread % WARP / lanes;
-  const int peers = s.down ? WARP / lanes : lanes, step = s.down ? lanes : 1, own = s.down ? line : lane;
+  const int beside = s.down ? WARP / lanes : lanes, step = s.down ? lanes : 1;
+  const int64_t length = int64_t(s.group) * (s.down ? s.block_rows : s.block_cols) / 8;  // of a group, in lanes
+  const int peers = length < beside ? int(length) : beside, own = (s.down ? line : lane) % peers;
   uint32_t tops[8] = {};  // the amax of the group that starts at each slot (or, if `down`, column)
 #pragma unroll
   for (int k = 0; k < SLOTS; k++)
@@ -203,9 +205,9 @@ FB_D void measure_groups(const Spec &s, const Request &r, const Tile &t, const u
     uint32_t top = 0;
 #pragma unroll
     for (int m = 0; m < 8; m++) top = m == n ? tops[m] : top;
-    const int row = s.down ? t.row0 - line * SLOTS : t.row0 + n, col = s.down ? t.col0 + n : t.col0 - lane * WIDTH;
+    const int row = s.down ? t.row0 - own * SLOTS : t.row0 + n, col = s.down ? t.col0 + n : t.col0 - own * WIDTH;
     if (first && n < 8 && row < t.rows && col < t.cols)
-      atomicMax(&r.group_amax[group_index(s, row / s.block_rows, col / s.block_cols)],
+      atomicMax(&r.group_amax[group_index(s, row / s.block_rows, col / s.block_cols, r.blocks.across)],
                 bits(D::widen(typename D::Storage(top))));
   }
 }
@@ -234,7 +236,7 @@ template <class D> FB_D void measure_tile(const Spec &s, const Request &r, const
   const Split split(s);
   uint32_t amax[SLOTS][WIDTH];
   block_amaxes<D>(s, t, x, amax);
-  if (s.group_by_row) {
+  if (s.group) {
     measure_groups<D>(s, r, t, amax);
     return;
   }

@@ -56,7 +56,13 @@ FB_D void choose_fours(const Spec &s, const Request &r, const Tile &t, const Vec
   typedef typename D::Storage S;
   const Split split(s);
   const Grid g = s.grid.grid();
-  const Group group = make_group(s.scaling, g.max, value(r.group_amax[0]));
+  const uint32_t select = s.scaling.select;
+  const Group whole = s.group ? Group{1.0f, 1.0f} : make_group(s.scaling, g.max, value(r.group_amax[0]));
+  // Elements beyond the matrix get the last group, so that the index stays within the array; they have no effect.
+  auto group_of = [&](int m, int n) {
+    const int row = t.row(m) < t.rows ? t.row(m) : t.rows - 1, col = t.col(m) + n < t.cols ? t.col(m) + n : t.cols - 1;
+    return s.group ? group_at(s, r, row, col) : whole;
+  };
   Weighed weighed[SLOTS][WIDTH] = {};
 #pragma unroll 1
   for (int m = 0; m < SLOTS; m++) {
@@ -73,14 +79,14 @@ FB_D void choose_fours(const Spec &s, const Request &r, const Tile &t, const Vec
       for (int i = 1; i < WIDTH / 2; i++) word = n == 2 * i ? draws.w[i] : word;
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        const FourOverSix b = four_over_six(s.scaling, g.max, group, D::widen(S(tops.at(split, n + i))));
+        const FourOverSix b = four_over_six(s.scaling, g.max, group_of(m, n + i), D::widen(S(tops.at(split, n + i))));
         float size = D::widen(S(v.pick(n + i) & D::magnitude_mask));
         uint32_t high = (word >> (16 * i)) & 0xffffu;
         int64_t one = s.stochastic ? four_less_six_at_once<true>(size, g, b, high, &ask)
                                    : four_less_six_at_once<false>(size, g, b, high, &ask);
 #pragma unroll
         for (int j = 0; j < WIDTH; j++)
-          if (split.starts(0, j)) sums[j] += split.col(n + i) == j ? one : 0;
+          if (split.starts(0, j)) sums[j] = joined(select, sums[j], split.col(n + i) == j ? one : 0);
       }
     }
     if (ask) {
@@ -88,20 +94,20 @@ FB_D void choose_fours(const Spec &s, const Request &r, const Tile &t, const Vec
       for (int i = 0; i < WIDTH; i++) sums[i] = 0;
 #pragma unroll 1
       for (int n = 0; n < WIDTH; n++) {
-        const FourOverSix b = four_over_six(s.scaling, g.max, group, D::widen(S(tops.at(split, n))));
+        const FourOverSix b = four_over_six(s.scaling, g.max, group_of(m, n), D::widen(S(tops.at(split, n))));
         uint64_t index = t.index(m) + uint64_t(n);
         float size = D::widen(S(v.pick(n) & D::magnitude_mask));
         int64_t one = four_less_six(size, g, b, true, rounding_high(index, r.key(s)), index, r.key(s));
 #pragma unroll
         for (int i = 0; i < WIDTH; i++)
-          if (split.starts(0, i)) sums[i] += split.col(n) == i ? one : 0;
+          if (split.starts(0, i)) sums[i] = joined(select, sums[i], split.col(n) == i ? one : 0);
       }
     }
 #pragma unroll
     for (int k = 0; k < SLOTS; k++)
 #pragma unroll
       for (int i = 0; i < WIDTH; i++)
-        if (split.starts(k, i)) weighed[k][i].sum += split.row(m) == k ? sums[i] : 0;
+        if (split.starts(k, i)) weighed[k][i].sum = joined(select, weighed[k][i].sum, split.row(m) == k ? sums[i] : 0);
   }
 #pragma unroll
   for (int k = 0; k < SLOTS; k++)
@@ -110,11 +116,13 @@ FB_D void choose_fours(const Spec &s, const Request &r, const Tile &t, const Vec
       if (split.starts(k, i)) {
 #pragma unroll
         for (int d = 1; d < WARP; d *= 2)
-          if (d < s.block_cols / WIDTH) weighed[k][i].join(weighed[k][i].shuffled(d));
+          if (d < s.block_cols / WIDTH)
+            weighed[k][i].sum = joined(select, weighed[k][i].sum, weighed[k][i].shuffled(d).sum);
 #pragma unroll
         for (int d = 1; d < WARP; d *= 2)
-          if (d < s.block_rows / SLOTS) weighed[k][i].join(weighed[k][i].shuffled(d * shape().lanes));
-        if (weighed[k][i].sum < 0) amax[k][i] |= AT_FOUR;
+          if (d < s.block_rows / SLOTS)
+            weighed[k][i].sum = joined(select, weighed[k][i].sum, weighed[k][i].shuffled(d * shape().lanes).sum);
+        if (prefers_four(select, weighed[k][i].sum)) amax[k][i] |= AT_FOUR;
       }
 }
 
@@ -135,13 +143,11 @@ template <class D> FB_D Block known(const Spec &s, const Request &r, uint32_t le
   return b;
 }
 
-// Four Over Six for blocks larger than a tile: compare the two scales in a separate pass.
-template <class D> FB_D void weigh_tile(const Spec &s, const Request &r, const Tile &t, Vector<D> (&x)[SLOTS]) {
-  if (!s.scaling.compares() || s.source == ON_CHIP) return;
-  rotate<D>(s, r, t, x);
+// Four Over Six for blocks larger than a tile: compare the two scales in a separate pass. W: Weighed or WeighedMax.
+template <class W, class D>
+FB_D void weigh_rotated(const Spec &s, const Request &r, const Tile &t, const Vector<D> (&x)[SLOTS]) {
   const Grid g = s.grid.grid();
-  const Group group = make_group(s.scaling, g.max, value(r.group_amax[0]));
-  Gathering<Weighed> blocks(s.block_piece, r.blocks, t, r.four_less_six);
+  Gathering<W> blocks(s.block_piece, r.blocks, t, r.four_less_six);
 #pragma unroll 1
   for (int k = 0; k < SLOTS; k++) {
     Vector<D> v = picked<D>(x, k);
@@ -153,14 +159,23 @@ template <class D> FB_D void weigh_tile(const Spec &s, const Request &r, const T
         uint64_t index = t.index(k) + uint64_t(i);
         uint32_t high = s.stochastic ? rounding_high(index, r.key(s)) : 0;
         float size = D::widen(typename D::Storage(v.pick(i) & D::magnitude_mask));
-        FourOverSix b = four_over_six(s.scaling, g.max, group, amax);
-        blocks.sum.sum += four_less_six(size, g, b, s.stochastic, high, index, r.key(s));
+        FourOverSix b = four_over_six(s.scaling, g.max, group_at(s, r, t.row(k), t.col(k) + i), amax);
+        blocks.sum.take(four_less_six(size, g, b, s.stochastic, high, index, r.key(s)));
       }
       blocks.after_element(k, i);
     }
     blocks.after_vector(k);
   }
   blocks.after_all();
+}
+template <class D> FB_D void weigh_tile(const Spec &s, const Request &r, const Tile &t, Vector<D> (&x)[SLOTS]) {
+  if (!s.scaling.compares() || s.source == ON_CHIP) return;
+  rotate<D>(s, r, t, x);
+  if (s.scaling.select == Select::MAX) {
+    weigh_rotated<WeighedMax, D>(s, r, t, x);
+  } else {
+    weigh_rotated<Weighed, D>(s, r, t, x);
+  }
 }
 
 }  // namespace fb

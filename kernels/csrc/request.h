@@ -21,7 +21,8 @@ template <class F> void with_dtype(int dtype, F f) {
 struct Quant {
   Grid grid;
   Scaling scaling;
-  int32_t stochastic, group_by_row, hadamard, down;  // down: 1 if the axis is 0
+  // group: the number of blocks along the axis that share a second-level value, 0: all blocks; down: 1 if the axis is 0
+  int32_t stochastic, group, hadamard, down;
   Signs signs;
   int64_t block_rows, block_cols;  // the rows and columns that a block covers in the matrix in memory
   uint64_t seed;

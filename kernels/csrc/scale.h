@@ -10,6 +10,12 @@ struct ScaleRounding {
   enum : uint32_t { NEAREST = 0, UP = 1, FLOOR = 2, STOCHASTIC = 3 };
 };
 
+// How the errors of a block's two candidate scales are compared: MSE and DEFAULT by their squares, MAE by their sum,
+// MAX by the largest one. With DEFAULT, scales are computed in the order of NVFP4, otherwise in that of Four Over Six.
+struct Select {
+  enum : uint32_t { DEFAULT = 0, MSE = 1, MAE = 2, MAX = 3 };
+};
+
 // A scaling, from its record in scalings.py; constants.py mirrors this structure field by field. Floats are their bits.
 struct Scaling {
   uint32_t kind, rounding;
@@ -18,6 +24,8 @@ struct Scaling {
   uint32_t target;          // TWO_LEVEL: the scale of the block that contains the tensor's amax
   uint32_t top;             // TWO_LEVEL: the value that a block's amax is mapped to
   uint32_t expansion;       // the factor of a second candidate for a block's scale; 1: there is none
+  uint32_t factor;          // POWER: elements are multiplied by it before rounding, and results divided by it
+  uint32_t select;          // a Select: how two candidates are compared
 
   FB_HD constexpr bool two_levels() const { return kind == TWO_LEVEL; }
   FB_HD constexpr bool grouped() const { return kind == MANTISSA || kind == TWO_LEVEL; }  // there are group values
@@ -28,7 +36,7 @@ struct Scaling {
 
 // x is quantized as q = round(x * encode) and restored as
 //    FLOAT, MANTISSA:  q / encode             (decode is 1 / encode, for `quotient`)
-//    NONE, POWER:      (q * decode) * outer   (decode is a power of two and outer is 1, so this is exact)
+//    NONE, POWER:      (q * decode) * outer   (decode is a power of two and outer is 1 / factor, usually 1)
 //    TWO_LEVEL:        (q * decode) * outer   (decode is the block's scale, and q * decode is exact; outer is the
 //                                              tensor's scale, so there is only one rounding)
 struct Scale {
@@ -102,11 +110,14 @@ FB_HD Scale make_scale(const Scaling &s, float max, float amax, const Group &gro
     case POWER: {  // FLOOR: OCP MX v1.0, in which an amax near the upper end of its binade saturates. UP: no amax does
       int e = floor_log2(max) - floor_log2(amax);
       if (s.rounding == ScaleRounding::UP) e -= mantissa(normalized(amax)) > mantissa(max) ? 1 : 0;
-      return power_scale(amax == 0.0f ? 0 : e);
+      Scale scale = power_scale(amax == 0.0f ? 0 : e);
+      scale.encode *= value(s.factor), scale.outer = 1.0f / value(s.factor);
+      return scale;
     }
     case TWO_LEVEL: {
       Grid stored = s.stored.grid();
-      float s8 = amax * (group.encode * (1.0f / value(s.top))) * expansion;
+      float s8 = s.select ? (amax / value(s.top)) * group.encode : amax * (group.encode * (1.0f / value(s.top)));
+      s8 = s8 * expansion;
       return two_level_scale(to_stored(s8, stored), stored, group);
     }
   }

@@ -30,8 +30,8 @@ enum Piece { TILES = 0, PATCHES = 1, VECTORS = 2, ELEMENTS = 3, COLUMNS = 4 };
 struct Spec {
   GridWords grid;
   Scaling scaling;
-  int32_t stochastic, group_by_row, hadamard, ragged, inverse, down,
-      source;                      // ragged: the last transform of a line is shorter
+  int32_t stochastic, group, hadamard, ragged, inverse, down,
+      source;                      // group: as in request.h; ragged: the last transform of a line is shorter
   int32_t block_rows, block_cols;  // ON_CHIP: powers of two; rows and columns as in memory
   int32_t stats, skips;            // 1: statistics are counted; 1: `skip` is given
   int32_t encodes;                 // the number of bits of a code; 0: the output is values
@@ -133,8 +133,11 @@ FB_D constexpr int least_ctas(bool quantizes = true) {
 // True if the codes of a matrix's columns lie one after the other in memory.
 FB_D bool transposes(const Spec &s) { return s.operand && s.down; }
 
-FB_D int group_index(const Spec &s, int block_row, int block_col) {
-  return !s.group_by_row ? 0 : s.down ? block_col : block_row;
+// across: the number of blocks across.
+FB_D int group_index(const Spec &s, int block_row, int block_col, int across) {
+  if (!s.group) return 0;
+  return s.down ? block_row / s.group * across + block_col
+                : block_row * ((across - 1) / s.group + 1) + block_col / s.group;
 }
 
 // True if no block can take the fast path, so that the fast path is not compiled.

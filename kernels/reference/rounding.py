@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.quantizer import Quantizer
-from fewbits.kernels.reference.elements import codes_of, fold, largest, round_to_grid, spread
+from fewbits.kernels.reference.elements import Part, codes_of, fold, largest, round_to_grid, spread
 from fewbits.kernels.reference.noise import uniform
 from fewbits.kernels.reference.rotation import rotate
 from fewbits.kernels.reference.scales import Scales, choose_scales, encode_factors, restore, stored_values
+from fewbits.kernels.scalings import Select
 
 
 @dataclass(frozen=True)
@@ -87,28 +88,37 @@ def without_lost_blocks(values: Tensor, scales: Scales, q: Quantizer, axis: int)
 
 
 def four_over_six(source: Tensor, amax: Tensor, q: Quantizer, axis: int, draws: Tensor | None) -> Rounded:
-    """Quantize each block with its largest magnitude mapped to 6, or to 4 if this gives a smaller squared error.
+    """Quantize each block with its largest magnitude mapped to 6, or to 4 if this gives a smaller error.
 
     source: the matrix after its rotation. amax: the largest magnitude of each block. draws: a random number in [0, 1)
     for each element, for stochastic rounding; None: round to nearest.
     """
     expansions = (1.0, q.traits.expansion)
     six, four = (round_with(choose_scales(amax, q, axis, by), source, q, axis, draws) for by in expansions)
-    better = squared_error(four, amax, q, axis) < squared_error(six, amax, q, axis)
+    better = block_error(four, amax, q, axis) < block_error(six, amax, q, axis)
     scales = Scales(torch.where(better, four.scales.codes, six.scales.codes), six.scales.groups)
     return round_with(scales, source, q, axis, draws)
 
 
-def squared_error(rounded: Rounded, amax: Tensor, q: Quantizer, axis: int) -> Tensor:
-    """Return the sum of (quantization error / amax)² over each block, as an integer in units of 2^-32.
-
-    Each |error| / amax is limited to 1 and rounded to a multiple of 2^-16, so that the sum is exact.
-    """
-    source, block = rounded.source, q.block.resolve(rounded.source.shape, axis)
+def block_error(rounded: Rounded, amax: Tensor, q: Quantizer, axis: int) -> Tensor:
+    """Return the error of each block's values, by which `select` compares: exact sums or maxima of integers."""
     y = restore(rounded.values, rounded.scales, q, axis, torch.float32)
-    error = (source - y).abs() / spread(amax, block, source.shape)
+    block = q.block.resolve(rounded.source.shape, axis)
+    return measured_error(rounded.source, y, amax, block, q.traits.select or "mse")
+
+
+def measured_error(source: Tensor, y: Tensor, amax: Tensor, part: Part, select: Select) -> Tensor:
+    """Return the sum of squares (mse), the sum (mae) or the maximum of |source − y| / amax over each part.
+
+    Each |source − y| / amax is limited to 1 and rounded to a multiple of 2^-16 (mse) or 2^-23. The result is in units
+    of 2^-32 (mse) or 2^-23. amax: one per part.
+    """
+    error = (source - y).abs() / spread(amax, part, source.shape)
     error = torch.where(error <= 1, error, 1)
-    return fold((error.double() * 2**16).round().long().square(), block).sum((1, 3))
+    units = fold((error.double() * 2.0 ** (16 if select == "mse" else 23)).round().long(), part)
+    if select == "max":
+        return units.amax((1, 3))
+    return (units.square() if select == "mse" else units).sum((1, 3))
 
 
 def ms_eden(source: Tensor, amax: Tensor, q: Quantizer, axis: int, seed: int) -> Rounded:

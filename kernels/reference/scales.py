@@ -4,6 +4,7 @@ Scales are float32, and each operation is rounded once. `scalings.py` has the co
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from fewbits.kernels.formats import Format
 from fewbits.kernels.quantizer import Quantizer
-from fewbits.kernels.reference.elements import codes_of, divide, round_to_grid, split, spread, values_of
+from fewbits.kernels.reference.elements import codes_of, divide, fold, round_to_grid, split, spread, values_of
 
 FLT_MAX = torch.finfo(torch.float32).max
 FLT_MIN = 2.0**-126  # the smallest normal float32
@@ -35,15 +36,24 @@ def ideal(amax: Tensor, grid: Format) -> Tensor:
 
 
 def group_amax(amax: Tensor, q: Quantizer, axis: int) -> Tensor:
-    """Return the largest amax of each group of blocks (`Quantizer.group`); 0 for a group without blocks.
+    """Return the largest amax of each group of blocks, [groups down, groups across]; 0 for a group without blocks.
 
-    amax: the largest magnitude of each block, [blocks down, blocks across]. The result broadcasts over this shape.
+    amax: the largest magnitude of each block, [blocks down, blocks across].
     """
     if q.group == "tensor":
         return F.pad(amax, (0, 1, 0, 1)).amax((0, 1), keepdim=True)
+    if q.group != "row":
+        return fold(amax, (1, q.group_blocks) if axis == -1 else (q.group_blocks, 1)).amax((1, 3))
     if axis == -1:
         return F.pad(amax, (0, 1)).amax(1, keepdim=True)
     return F.pad(amax, (0, 0, 0, 1)).amax(0, keepdim=True)
+
+
+def over_blocks(groups: Tensor, q: Quantizer, grid: Sequence[int], axis: int) -> Tensor:
+    """Expand one number per group, [groups down, groups across], to a grid of (blocks down, blocks across)."""
+    n = min(q.group_blocks or max(grid), max(*grid, 1))
+    part = (1, n) if axis == -1 else (n, 1)
+    return groups.expand(tuple(grid)) if q.group == "tensor" else spread(groups, part, grid)
 
 
 def choose_scales(amax: Tensor, q: Quantizer, axis: int, expansion: float = 1.0) -> Scales:
@@ -60,11 +70,14 @@ def choose_scales(amax: Tensor, q: Quantizer, axis: int, expansion: float = 1.0)
         case "float":
             codes = ideal(amax, q.format).view(torch.int32)
         case "mantissa":  # MoR, algorithm 1
-            group_mantissa, group_exponent = split(ideal(group_amax(amax, q, axis), q.format))
+            own_mantissa, own_exponent = split(ideal(group_amax(amax, q, axis), q.format))
+            group_mantissa, group_exponent = (
+                over_blocks(own, q, amax.shape, axis) for own in (own_mantissa, own_exponent)
+            )
             mantissa, exponent = split(ideal(amax, q.format))
             exponent = exponent - (mantissa < group_mantissa).int()  # one binade lower, or the block would saturate
             codes = torch.where(amax == 0, group_exponent, exponent) + 127
-            groups = group_mantissa.float().flatten()
+            groups = own_mantissa.float().flatten()
         case "power":
             mantissa, exponent = split(amax)
             max_mantissa, max_exponent = split(torch.full_like(amax, q.format.max))
@@ -74,20 +87,22 @@ def choose_scales(amax: Tensor, q: Quantizer, axis: int, expansion: float = 1.0)
             codes = 127 - torch.where(amax == 0, 0, exponent.clamp(-127, 127))
         case "two-level":  # NVFP4 eqs. 1-3, in TransformerEngine's order of operations
             tensor_amax = group_amax(amax, q, axis)
-            top = torch.full_like(tensor_amax, traits.top or q.format.max)
+            top = torch.full_like(tensor_amax, (traits.top or q.format.max) * traits.factor)
             g = torch.where(tensor_amax == 0, 1, (top * traits.target / tensor_amax).clamp(max=FLT_MAX))
-            s8 = (amax * (g * divide(1, top)) * expansion).clamp(max=stored.max)
+            if traits.select is None:
+                s8 = amax * over_blocks(g * divide(1, top), q, amax.shape, axis)
+            else:  # in the order of Four Over Six's authors
+                s8 = amax / over_blocks(top, q, amax.shape, axis) * over_blocks(g, q, amax.shape, axis)
+            s8 = (s8 * expansion).clamp(max=stored.max)
             codes = codes_of(round_to_grid(s8, stored), stored)
             groups = divide(1, g).flatten()
     return Scales(torch.where(poisoned, stored.code_of(math.nan), codes).to(torch.int32), groups)
 
 
-def group_grid(scales: Scales, axis: int) -> Tensor:
-    """Return `scales.groups`, one number for each group, in a shape that broadcasts over [blocks down, blocks across].
-
-    A group is the whole matrix, or a row of blocks (axis −1) or a column of blocks (axis 0).
-    """
-    return scales.groups.unsqueeze(1 if axis == -1 else 0)
+def group_values(scales: Scales, q: Quantizer, axis: int) -> Tensor:
+    """Return the number in `scales.groups` that belongs to each block, [blocks down, blocks across]."""
+    grid = scales.codes.shape
+    return over_blocks(scales.groups.view(q.group_grid((grid[0], grid[1]), axis)), q, grid, axis)
 
 
 def stored_values(scales: Scales, q: Quantizer) -> Tensor:
@@ -109,11 +124,11 @@ def encode_factors(scales: Scales, q: Quantizer, axis: int) -> Tensor:
     block = stored_values(scales, q)
     match q.traits.kind:
         case "mantissa":
-            return (group_grid(scales, axis) * block.double()).float()
+            return (group_values(scales, q, axis) * block.double()).float()
         case "power":
-            return divide(1, block)
+            return divide(1, block) * torch.full_like(block, q.factor)
         case "two-level":
-            return divide(1, block * group_grid(scales, axis)).clamp(max=FLT_MAX)
+            return divide(1, block * group_values(scales, q, axis)).clamp(max=FLT_MAX)
     return block
 
 
@@ -129,12 +144,13 @@ def restore(values: Tensor, scales: Scales, q: Quantizer, axis: int, dtype: torc
         case "float" | "mantissa":
             y = values / spread(encode_factors(scales, q, axis), block, shape)
         case "power":
-            y = values * spread(stored_values(scales, q), block, shape)
+            y = values * spread(stored_values(scales, q), block, shape) * divide(1, torch.full_like(values, q.factor))
         case "affine":
             step, zero = stored_values(scales, q), scales.groups.view_as(scales.codes)
             y = (values / q.format.min_subnormal - spread(zero, block, shape)) * spread(step, block, shape)
         case "two-level":
             s8 = spread(stored_values(scales, q), block, shape)
-            y = torch.where(s8 == 0, torch.copysign(s8, values), values * s8 * group_grid(scales, axis))
+            d = spread(group_values(scales, q, axis), block, shape)
+            y = torch.where(s8 == 0, torch.copysign(s8, values), values * s8 * d)
     limit = torch.finfo(dtype).max
     return torch.where(values.isinf(), y, y.clamp(-limit, limit)).to(dtype)  # an overflow to inf stays inf

@@ -11,6 +11,7 @@ contain NaN, infinities, signed zeros, subnormals, midpoints, values beyond the 
 very different magnitudes.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -50,14 +51,30 @@ PLAIN = (
     ":overflow=nan",
     ":overflow=inf",
 )  # of quantizers without scaling
-BASES = dict.fromkeys((*FORMATS, "bf16", "fp16"), PLAIN) | {
-    ":".join(parts): OPTIONS for parts in itertools.product(FORMATS, BLOCKS, SCALINGS)
-}
+OF_SCALINGS = (
+    "e2m1:1x16:nvfp4:group=row",
+    "e2m1:16x16:nvfp4:group=32:factor=16/17:target=256",
+    "e2m1:1x32:mx:factor=0.75",
+    "e2m1:1x16:fouroversix:group=row:select=mae",
+    "e2m1:16x16:fouroversix:target=448:select=max",
+)
+BASES = (
+    dict.fromkeys((*FORMATS, "bf16", "fp16"), PLAIN)
+    | {":".join(parts): OPTIONS for parts in itertools.product(FORMATS, BLOCKS, SCALINGS)}
+    | dict.fromkeys(OF_SCALINGS, OPTIONS)
+)
 MIXTURES = (
     "e4m3:16x16:gam @ error<0.045 | bf16 ; per=tensor",
     "e4m3:16x16:gam @ error<e5m2:16x16:gam | e5m2:16x16:gam @ spread<normal | bf16 ; per=block",
 )
-ON_CUDA = ("e4m3", "bf16", *(f"{f}:{b}:{s}" for f, b, s in zip(FORMATS * 2, BLOCKS * 3, SCALINGS * 2, strict=False)))
+BY_ERRORS = "int4:1x16:nvfp4 @ mse<e2m1:1x16:nvfp4 | e2m1:1x16:nvfp4 ; per=block"
+
+ON_CUDA = (
+    "e4m3",
+    "bf16",
+    *OF_SCALINGS,
+    *(f"{f}:{b}:{s}" for f, b, s in zip(FORMATS * 2, BLOCKS * 3, SCALINGS * 2, strict=False)),
+)
 SPECIAL = (0.0, -0.0, 1e-40, 2.0**-9, 6.0, 6.5, 448.0, 464.0, 480.0, 57344.0, 65520.0, 1e38)
 NOT_FINITE = (float("nan"), float("inf"), -float("inf"))
 
@@ -148,9 +165,11 @@ def quantized(base: str, options: tuple[str, ...]) -> str | None:
 
 def kernels(bases: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
     rows = {base: text for base, options in bases.items() if (text := quantized(base, options)) is not None}
-    for text in MIXTURES:
-        parts = [mix(x.to(t), Mixture.parse(text)) for x in tensors().values() for t in (torch.bfloat16, torch.float32)]
-        rows[text] = digest(*(part for pair in parts for part in pair))
+    for text in (*MIXTURES, BY_ERRORS):
+        with contextlib.suppress(ValueError):  # older sources lack a test
+            mixture = Mixture.parse(text)
+            parts = [mix(x.to(t), mixture) for x in tensors().values() for t in (torch.bfloat16, torch.float32)]
+            rows[text] = digest(*(part for pair in parts for part in pair))
     rows["noise"] = digest(gaussian_noise(4096, seed=7), uniform_noise(4096, seed=7))
     weight, bits = tensors()["finite"][32:].clone(), torch.linspace(3, 8, 2 * 6).reshape(2, 6)
     rows["sampled weight"] = digest(sample_weight(weight, bits, seed=7, block=16))

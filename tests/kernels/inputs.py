@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from fewbits.kernels.scalings import SCALINGS
+from fewbits.kernels.quantizer import Block
+from fewbits.kernels.scalings import GROUP_SIZES, SCALINGS
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ODD = ((1, 1), (1, 17), (64, 1), (3, 5), (16, 16), (7, 33), (33, 130), (5, 300), (300, 5), (129, 127))
@@ -182,3 +185,16 @@ KINDS: dict[str, Callable[[int, int, torch.dtype, Generator], Tensor]] = {
 # The scalings that have compiled kernels and packed storage; only the reference computes `affine`.
 COMPILED = tuple(name for name in SCALINGS if name != "affine")
 FINITE = tuple(name for name in KINDS if name not in ("bit patterns", "one bad"))
+
+
+def options(scaling: str, block: Block) -> st.SearchStrategy[dict[str, Any]]:
+    """Return a strategy for the options of a quantizer that depend on its scaling."""
+    record = SCALINGS[scaling]
+    sizes = [n for n in GROUP_SIZES[:5] if "N" in record.groups and block.cols and n % block.cols == 0]
+    values = {
+        "group": ["tensor", *[name for name in record.groups if name == "row"], *sizes],
+        "factor": [1.0, *([0.75, 16 / 17, 17 / 16] if "factor" in record.options else [])],
+        "target": [None, *([256.0, 448.0, 300.5] if "target" in record.options else [])],
+        "select": [None, *(["mse", "mae", "max"] if "select" in record.options else [])],
+    }
+    return st.fixed_dictionaries({name: st.sampled_from(choices) for name, choices in values.items()})

@@ -38,6 +38,9 @@ MIXTURES = (
     "e2m1:1x16:nvfp4:stochastic @ error<0.15 | e4m3:1x16:e8m0 @ error<0.022 | e5m2:stochastic ; per=4x16",
     "e2m1:1x16:nvfp4:rht16 @ error<e2m1:1x8:mx:rht16 | e4m3:32x32:gam:rht16 @ spread<normal | bf16:rht16 ; per=16x16",
     "e4m3 @ error<0.03 | e5m2:8x8:amax @ error<0.05 | fp32 ; per=block",
+    "int4:1x16:nvfp4 @ mse<e2m1:1x16:nvfp4 | e2m1:1x16:nvfp4 ; per=block",
+    "e2m1:1x16:nvfp4:rht16 @ mae<e3m2:1x8:mx:rht16 | e2m1:tensor:amax:rht16 @ max<int4:4x4:amax:rht16 | bf16:rht16 ; "
+    "per=8x16",
 )
 
 
@@ -58,6 +61,13 @@ def relative_errors(source: Tensor, values: Tensor) -> Tensor:
     return (each.double().nan_to_num(nan=1.0, posinf=1.0).clamp(max=1.0) * 2**23).round() / 2**23
 
 
+def absolute_error(source: Tensor, values: Tensor, by: str) -> float:
+    """Return the largest error, or the sum of errors or of their squares, in integer units of the amax."""
+    each = ((source.float() - values.float()).abs() / source.float().abs().max()).double()
+    units = (each.nan_to_num(nan=1.0).clamp(max=1.0) * 2 ** (16 if by == "mse" else 23)).round()
+    return float(units.max() if by == "max" else (units**2 if by == "mse" else units).sum())
+
+
 def passes(entry: Entry, source: Tensor, values: Tensor, other: Tensor | None) -> bool:
     if not values.isfinite().all():  # an element outside this block, which shares a scale with it, is not finite
         return False
@@ -67,6 +77,8 @@ def passes(entry: Entry, source: Tensor, values: Tensor, other: Tensor | None) -
         return float(errors.sum()) < entry.test.threshold * len(errors) or exact
     if isinstance(entry.test, ErrorBelowOther):
         assert other is not None
+        if entry.test.by != "error":
+            return absolute_error(source, values, entry.test.by) < absolute_error(source, other, entry.test.by)
         return float(errors.sum()) < float(relative_errors(source, other).sum()) or exact
     assert entry.test is not None
     nonzero = source[source != 0].double().abs()

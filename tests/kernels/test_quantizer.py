@@ -22,6 +22,7 @@ from fewbits.kernels.quantizer import (
     SpreadBelow,
 )
 from fewbits.kernels.scalings import ROUNDINGS, SCALINGS
+from tests.kernels.inputs import options
 from tests.messages import naming
 
 TENSOR_LEVEL = "e4m3:128x128:gam @ error<0.045 | bf16"
@@ -47,15 +48,16 @@ def quantizers(draw: st.DrawFn, basis: tuple[Any, Any] | None = None) -> Quantiz
         if hadamard is not None and hadamard >= 16:
             return Quantizer("e2m1", "1x16", "eden", hadamard=hadamard, signs=signs)
         scaling = "nvfp4"
+    block = draw(blocks) if scaling != "none" else Block()
     return Quantizer(
         format=element,
-        block=draw(blocks) if scaling != "none" else "tensor",
+        block=block,
         scaling=scaling,
         rounding=draw(st.sampled_from(ROUNDINGS)),
         hadamard=hadamard,
         signs=signs,
         overflow=draw(st.sampled_from(element.overflows)),
-        group=draw(st.sampled_from(["tensor", "row"])) if scaling == "gam" else "tensor",
+        **draw(options(scaling, block)),
     )
 
 
@@ -64,7 +66,9 @@ def mixtures(draw: st.DrawFn) -> Mixture:
     some = quantizers(basis=draw(bases))
     positive = st.floats(0, exclude_min=True, allow_nan=False, allow_infinity=False)
     fractions = st.floats(0, 1, exclude_min=True)
-    tests = st.builds(ErrorBelow, fractions) | st.builds(ErrorBelowOther, some) | st.builds(SpreadBelow, positive)
+    errors = st.sampled_from(["error", "mse", "mae", "max"])
+    others = st.builds(ErrorBelowOther, some, errors)
+    tests = st.builds(ErrorBelow, fractions) | others | st.builds(SpreadBelow, positive)
     entries = draw(st.lists(st.builds(Entry, some, tests | st.just(SpreadBelow())), max_size=3))
     entries.append(Entry(draw(some)))
     scaled = any(entry.quantizer.scaling != "none" for entry in entries)
@@ -98,6 +102,10 @@ def test_parsing_what_a_mixture_prints_gives_it_back(m: Mixture) -> None:
         ("bf16:rht16:signs=none", "bf16:rht16:signs=none"),
         ("bf16:signs=each:rht16", "bf16:rht16:signs=each"),
         ("bf16:rht16:signs=0", "bf16:rht16:signs=0"),
+        ("e2m1:1x16:nvfp4:group=128:target=448:factor=1", "e2m1:1x16:nvfp4:group=128"),
+        ("e2m1:1x16:fouroversix:select=mae:target=448.0", "e2m1:1x16:fouroversix:target=448:select=mae"),
+        ("e2m1:1x32:mx:factor=3/4", "e2m1:1x32:mx:factor=0.75"),
+        ("e2m1:1x16:nvfp4:factor=0.9411764705882353", "e2m1:1x16:nvfp4:factor=16/17"),
     ],
 )
 def test_the_shortest_spelling_is_canonical(spelled: str, shortest: str) -> None:
@@ -176,8 +184,8 @@ def test_specs_pickle_and_replace() -> None:
         ("e4m3:rht16:signs=9223372036854775808", "a seed from 0 to 2.63 - 1"),
         ("e4m3:overflow=inf", "unknown overflow with format e4m3 'inf': valid values are saturate, nan"),
         ("e2m1:overflow=nan", "unknown overflow with format e2m1 'nan': valid values are saturate"),
-        ("e4m3:1x16:amax:group=row", "group 'row' with scaling 'amax': valid only with scaling gam"),
-        ("e4m3:1x16:gam:group=rows", "unknown group 'rows': valid values are tensor, row"),
+        ("e4m3:1x16:amax:group=row", "group 'row' with scaling 'amax': valid only with scaling gam, nvfp4"),
+        ("e4m3:1x16:gam:group=rows", "unknown group 'rows': valid values are tensor, row, 16"),
     ],
 )
 def test_a_bad_quantizer_is_told_what_where_and_what_would_be_right(text: str, message: str) -> None:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fewbits.kernels.backends import reference
@@ -282,8 +283,11 @@ def _group_amaxes(job: Job, block_amax: Tensor, group_amax: Tensor) -> None:
     finite = torch.where(block_amax < INFINITE, block_amax, 0)
     if job.q.group == "tensor":
         group_amax.copy_(finite.amax().view(1))
-    else:
-        group_amax.copy_(finite.amax(0 if job.axis == 0 else 1))
+        return
+    lines = finite if job.axis == -1 else finite.t()
+    n = min(job.q.group_blocks, lines.shape[1])
+    groups = F.pad(lines, (0, -lines.shape[1] % n)).unflatten(1, (-1, n)).amax(2)
+    group_amax.copy_((groups if job.axis == -1 else groups.t()).flatten())
 
 
 def _check_size(x: Tensor) -> None:

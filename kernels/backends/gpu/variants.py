@@ -38,7 +38,7 @@ class Spec(NamedTuple):
     grid: Grid
     scaling: Scaling
     stochastic: int
-    group_by_row: int
+    group: int
     hadamard: int
     ragged: int = 0
     inverse: int = 0
@@ -60,7 +60,7 @@ def spec_of(q: Quantizer, axis: int) -> Spec:
         grid=grid_of(q.format, q.overflow),
         scaling=scaling_of(q),
         stochastic=int(q.rounding == "stochastic"),
-        group_by_row=int(q.group == "row"),
+        group=q.group_blocks,
         hadamard=q.hadamard or 0,
         down=int(axis == 0),
     )

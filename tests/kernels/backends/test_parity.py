@@ -22,13 +22,13 @@ from fewbits.kernels.backends import build, reference
 from fewbits.kernels.backends import cpu as cpu_module
 from fewbits.kernels.backends.cpu import BACKEND as cpu
 from fewbits.kernels.backends.protocol import Backend
-from fewbits.kernels.quantizer import HADAMARD_SIZES, Quantizer
+from fewbits.kernels.quantizer import HADAMARD_SIZES, Block, Quantizer
 from fewbits.kernels.reference.noise import uniform
 from fewbits.kernels.scalings import ROUNDINGS
 from tests.effort import DEEP, examples
 from tests.forked_python import run_python
 from tests.kernels.backends.gpu.device_checks import DRAWN, Checks, any_bytes, decided_late, undecided
-from tests.kernels.inputs import COMPILED, DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make
+from tests.kernels.inputs import COMPILED, DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make, options
 
 pytestmark = pytest.mark.skipif(not build.available(), reason="there is no C++ compiler, hence no cpu backend")
 
@@ -72,6 +72,15 @@ FAMILIES = (
     "e2m1:3x5:fouroversix",
     "e2m1:channel:fouroversix",
     "e2m1:2x48:fouroversix",
+    "e2m1:1x16:nvfp4:group=row",
+    "e2m1:16x16:nvfp4:group=32",
+    "e4m3:1x8:ue5m3:group=128",
+    "e2m1:3x5:nvfp4:group=row:factor=16/17:target=256",
+    "e2m1:1x32:mx:factor=3/4",
+    "e2m1:1x16:fouroversix:select=mae:target=448:group=row",
+    "e2m1:16x16:fouroversix:select=max:group=64",
+    "e2m1:3x5:fouroversix:select=max",
+    "e2m1:channel:fouroversix:select=mse",
     "int8",
     "int8:channel:amax",
     "int8:1x32:mx",
@@ -167,16 +176,16 @@ def quantizers(draw: st.DrawFn) -> Quantizer:
     if scaling == "eden":  # fixes all other fields, and rotates whole blocks
         whole = draw(st.sampled_from([n for n in HADAMARD_SIZES if n >= 16]))
         return Quantizer("e2m1", "1x16", "eden", hadamard=whole, signs=draw(signs))
-    plain = Quantizer(name)
+    plain, block = Quantizer(name), Block.parse(draw(blocks) if scaling != "none" else "tensor")
     return Quantizer(
         format=name,
-        block=draw(blocks) if scaling != "none" else "tensor",
+        block=block,
         scaling=scaling,
         rounding=draw(st.sampled_from(ROUNDINGS)),
         hadamard=(size := draw(st.none() | st.sampled_from(HADAMARD_SIZES))),
         signs=draw(signs) if size else None,
         overflow=draw(st.sampled_from(plain.format.overflows)),
-        group=draw(st.sampled_from(["tensor", "row"])) if scaling == "gam" else "tensor",
+        **draw(options(scaling, block)),
     )
 
 

@@ -158,6 +158,17 @@ CLASSES = (
     ("e2m1:1x16:fouroversix:stochastic", (136, 264)),
     ("e2m1:16x16:fouroversix", (136, 264)),
     ("e2m1:64x32:fouroversix", (200, 136)),
+    ("e2m1:1x16:nvfp4:group=row", (136, 264)),
+    ("e2m1:1x16:nvfp4:group=64:stochastic", (140, 300)),
+    ("e2m1:16x16:ue5m3:group=32", (136, 264)),
+    ("e2m1:4x8:nvfp4:group=16:factor=16/17", (40, 130)),
+    ("e2m1:300x300:nvfp4:group=row", (330, 310)),
+    ("e2m1:1x256:nvfp4:group=256", (20, 700)),
+    ("e2m1:1x32:mx:factor=3/4", (136, 264)),
+    ("e2m1:1x16:fouroversix:select=mae:group=row", (136, 264)),
+    ("e2m1:16x16:fouroversix:select=max:group=64", (136, 264)),
+    ("e2m1:64x32:fouroversix:select=max:stochastic", (200, 136)),
+    ("e2m1:1x16:fouroversix:target=448:select=mse:stochastic", (136, 264)),
     ("e4m3:tensor:amax:rht128", (260, 136)),
     ("e5m2:257x1:mx:stochastic:rht8", (300, 40)),
 )
@@ -308,6 +319,8 @@ ATOMICS = (
     ("e4m3:16x16:gam:group=row", -1, 8),
     ("e4m3:1x16:gam:group=row", 0, 8 * 128),
     ("e4m3:16x16:gam:group=row", 0, 8 * 8),
+    ("e2m1:1x16:nvfp4:group=32", -1, 128 * 4),
+    ("e2m1:1x16:nvfp4:group=64", 0, 8 * 128),
 )
 
 
