@@ -57,11 +57,16 @@ class Delayed:
 
 
 def can_be_delayed(q: object) -> bool:
-    """Tell whether a quantizer has one FP32 scale for the tensor, alone or above the scales of blocks."""
+    """Tell whether a quantizer has one FP32 scale for the tensor, alone or above the scales of blocks.
+
+    Options other than rounding, rotation and overflow are not implemented here.
+    """
     if not isinstance(q, Quantizer):
         return False
+    if q != Quantizer(q.format, q.block, q.scaling, q.rounding, q.hadamard, q.signs, q.overflow):
+        return False
     alone = q.traits.kind == "float" and str(q.block) == "tensor"
-    return alone or (q.traits.kind == "two-level" and q.group == "tensor" and not q.traits.compares)
+    return alone or (q.traits.kind == "two-level" and not q.traits.compares)
 
 
 @dataclass

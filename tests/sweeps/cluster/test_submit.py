@@ -174,3 +174,12 @@ def test_a_sweep_file_of_ones_own_lies_beside_it_with_its_scales(tmp_path: Path)
     archive = zipfile.ZipFile(BytesIO(pack(tmp_path / "fewbits", [tmp_path / "mine" / "lr.yaml"])))
     content = {name: archive.read(name) for name in archive.namelist()}
     assert content == {"lr.yaml": b"mine/lr.yaml", "scale/cpu.yaml": b"mine/scale/cpu.yaml"}
+
+
+def test_a_config_folder_is_shipped_with_its_hooks(tmp_path: Path) -> None:
+    (tmp_path / "fewbits").mkdir()
+    (tmp_path / "own" / "recipe").mkdir(parents=True)
+    for name in ("recipe/mine.yaml", "hooks.py", "helper.py", "notes.txt"):
+        (tmp_path / "own" / name).write_text(name)
+    archive = zipfile.ZipFile(BytesIO(pack(tmp_path / "fewbits", [tmp_path / "own"])))
+    assert sorted(archive.namelist()) == ["conf/helper.py", "conf/hooks.py", "conf/recipe/mine.yaml"]
