@@ -42,15 +42,17 @@ class Written:
     missing: tuple[str, ...]  # a line for each place (arm, axis values, seed) without a result
 
 
-def write_report(overrides: Sequence[str], reports: Path) -> Written:
-    """Write the report of the study that the overrides (as for `fewbits sweep`) select into the folder of reports."""
-    report = read_study(list(overrides))
+def write_report(overrides: Sequence[str], reports: Path, archives: Sequence[Path] = ()) -> Written:
+    """Write the report of the study that the overrides (as for `fewbits sweep`) select into the folder of reports.
+
+    archives: files results.parquet with trials that are not finished in the store. Without overrides, there is one
+    file, of whose results the report is made, and the store is not needed.
+    """
+    read = [read_archive(path) for path in archives]
+    if not overrides:
+        return _written(archived_report(*read), archives[0].read_bytes(), reports)
+    report = read_study(list(overrides), archives=read)
     return _written(report, archived(report.results, overrides), reports)
-
-
-def rewrite_report(archive: Path, reports: Path) -> Written:
-    """Write the report of the results in a file results.parquet; the store is not needed."""
-    return _written(archived_report(read_archive(archive)), archive.read_bytes(), reports)
 
 
 def _written(report: StudyReport, archive: bytes, reports: Path) -> Written:

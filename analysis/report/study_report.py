@@ -11,10 +11,11 @@ An item without data, or without a function that makes it, is shown as a text th
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from markupsafe import Markup
@@ -23,6 +24,7 @@ from fewbits.analysis.engine.claims.findings import Verdict
 from fewbits.analysis.engine.claims.judging import judge_file, judge_study, scale_words
 from fewbits.analysis.engine.claims.schema import claim_ids, studies_with_claims
 from fewbits.analysis.engine.claims.verdicts import FAMILIES
+from fewbits.analysis.engine.results.archive import Archive, Joined
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.report.items import FigureResult, Picture, Table, TableResult, why_missing
@@ -39,21 +41,20 @@ from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.planning.stored_plans import find_plan, is_location
 from fewbits.sweeps.planning.studies import STUDIES
 
-if TYPE_CHECKING:
-    from fewbits.analysis.engine.results.archive import Archive
-
 NOTES = 1  # of an item that a page shows
 NOT_MADE = "fewbits does not make this item yet"
 
 
-def read_study(overrides: tuple[str, ...] | list[str], claims: Path | None = None) -> StudyReport:
+def read_study(
+    overrides: tuple[str, ...] | list[str], claims: Path | None = None, archives: Sequence[Archive] = ()
+) -> StudyReport:
     """Return the report of the study that the overrides select, over the store. overrides: as for `fewbits sweep`.
 
-    claims: a file of the user's own claims, which are judged instead of the study's. Without it, raise ValueError if
-    the study of a user's own sweep file is unknown.
+    archives: for trials that are not finished in the store. claims: a file of the user's own claims, which are judged
+    instead of the study's. Without it, raise ValueError if the study of a user's own sweep file is unknown.
     """
     plan = find_plan(overrides)
-    return report_of(plan, Results(plan), overrides, claims)
+    return report_of(plan, Results(plan, Joined(archives)) if archives else Results(plan), overrides, claims)
 
 
 def archived_report(archive: Archive) -> StudyReport:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from fewbits.analysis.engine.results import archive
-from fewbits.analysis.engine.results.archive import Archive, Detail, archived
+from fewbits.analysis.engine.results.archive import Archive, Detail, Joined, archived
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.common.store_folder import BENCH
 from fewbits.sweeps.planning.plan import Plan
@@ -58,6 +58,27 @@ def test_a_trial_without_a_result_is_missing_in_the_archive_too(planned: Planner
     store = Results(planned())
     found = Archive(archived(store, []))
     assert Results(found.plan, found).flags == store.flags != ()
+
+
+def test_archives_of_two_machines_complete_a_store(planned: Planner) -> None:
+    plan = planned()
+    whole = Results(plan)
+    finished = [one.folder.path for one in plan.trials.values()]
+    halves = []
+    for removed in (finished[:2], finished[2:]):
+        for folder in removed:
+            folder.rename(folder.with_name(f"away-{folder.name}"))
+        halves.append(Archive(archived(Results(planned()), ["study=mor"])))
+        for folder in removed:
+            folder.with_name(f"away-{folder.name}").rename(folder)
+    expected, late = whole.trials.drop(columns="folder"), whole.late("loss")
+    for folder in finished:
+        shutil.rmtree(folder)
+    joined = Results(planned(), Joined(halves))
+    pd.testing.assert_frame_equal(joined.trials.drop(columns="folder"), expected)
+    assert joined.late("loss") == late
+    assert joined.flags == ()
+    assert Results(planned(), Joined(halves[:1])).flags != ()
 
 
 def test_curves_are_averaged_and_evaluations_are_kept() -> None:

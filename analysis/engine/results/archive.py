@@ -35,6 +35,7 @@ from fewbits.analysis.engine.results.rows import Standing
 from fewbits.experiments.probes.probe_trial import TABLE as PROBE
 from fewbits.experiments.probes.tables import WHOLE
 from fewbits.sweeps.planning.plan import Plan, Planned
+from fewbits.sweeps.planning.store import OVER
 from fewbits.sweeps.planning.stored_plans import decoded, encoded, is_location
 
 NAME = "results.parquet"
@@ -224,6 +225,10 @@ class Archive(Files):
             tables[name] = {str(key): rows.drop(columns="id").reset_index(drop=True) for key, rows in groups}
         return tables
 
+    def has_finished(self, planned: Planned) -> bool:
+        """Return whether the archive has the results of a finished trial with this id."""
+        return planned.id in self._trials and self._trials[planned.id]["state"] in OVER
+
     def standing(self, planned: Planned) -> Standing:
         row = self._trials[planned.id]
         own = ("table", "id", "folder", "state", "step", "note", "text")
@@ -237,7 +242,7 @@ class Archive(Files):
         return self._tables[name].get(planned.id)
 
     def late(self, results: Results, metric: str) -> dict[str, float]:
-        rows = {member.id: self._trials[member.id] for member in results.members}
+        rows = {member.id: self._trials.get(member.id, {}) for member in results.members}
         return {key: row[LATE + metric] for key, row in rows.items() if LATE + metric in row}
 
     def provenance(self, planned: Planned) -> dict[str, Any]:
@@ -245,6 +250,38 @@ class Archive(Files):
 
     def benches(self, plan: Plan) -> dict[str, Any]:
         return {row["name"]: json.loads(row["text"]) for row in self._rows("bench")}
+
+
+class Joined(Files):
+    """A store, and archives with results of trials that are not finished there; the first that has one counts."""
+
+    def __init__(self, archives: Sequence[Archive]) -> None:
+        super().__init__()
+        self._archives = archives
+        self._places: dict[str, Files] = {}
+
+    def _place(self, planned: Planned) -> Files:
+        if planned.id not in self._places:
+            own: Files = super()
+            others = () if own.standing(planned).state in OVER else self._archives
+            self._places[planned.id] = next((one for one in others if one.has_finished(planned)), own)
+        return self._places[planned.id]
+
+    def standing(self, planned: Planned) -> Standing:
+        return self._place(planned).standing(planned)
+
+    def table(self, planned: Planned, name: str) -> pd.DataFrame | None:
+        return self._place(planned).table(planned, name)
+
+    def late(self, results: Results, metric: str) -> dict[str, float]:
+        means = super().late(results, metric)
+        for archive in self._archives:
+            own = archive.late(results, metric).items()
+            means |= {key: mean for key, mean in own if self._place(results.plan.trials[key]) is archive}
+        return means
+
+    def provenance(self, planned: Planned) -> dict[str, Any]:
+        return self._place(planned).provenance(planned)
 
 
 def read_archive(path: Path) -> Archive:

@@ -20,7 +20,7 @@ from fewbits.analysis.engine.statistics import extra_tokens
 from fewbits.experiments.evaluation.tasks import TASK_GROUPS
 
 LOSS, BEFORE = "validation_loss", "loss_before_decay"
-LATE = ("switch", "large")  # sweeps with late changes of the recipe; the first one that a scale has counts
+LATE = ("switch", "large", "finetune")  # sweeps with late changes of the recipe; the first one that a scale has counts
 LENGTHS = ("1.00", "1.25", "1.36", "1.50")  # of MXFP4's runs, in units of NVFP4's tokens
 TASKS = [f"tasks.{n}.{task.metric}" for task in TASK_GROUPS["nvfp4"] if task.category != "Code" for n in task.names]
 # The trunks in NVFP4 and in FP8 before the decay, and the trunk in BF16 from which they branch.
@@ -141,8 +141,8 @@ def costs(results: Results) -> Mapping[str, Measured]:
 
     arms = {arm: arm for arm in ("mxfp4", "nvfp4", "bf16")}
     return {
-        f"MXFP4's cost over NVFP4's, {name}": _losses(results, (sweep,), arms, ratio)
-        for name, sweep in {"transformer": "recipe", "hybrid": "hybrid"}.items()
+        f"MXFP4's cost over NVFP4's, {name}": _losses(results, sweeps, arms, ratio)
+        for name, sweeps in {"transformer": ("recipe", "finetune"), "hybrid": ("hybrid",)}.items()
     }
 
 

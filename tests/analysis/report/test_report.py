@@ -169,7 +169,8 @@ def test_the_index_counts_each_reports_verdicts(original: Made, tmp_path: Path) 
         ([], ["study=NAME", "--index"]),
         (["--index"], ["no report in", "fewbits report"]),
         (["study=mor", "--index"], ["--index", "any other option"]),
-        (["study=mor", "--from", "x"], ["--from"]),
+        (["study=mor", "--sweep", "--from", "x"], ["--from"]),
+        (["--from", "x", "--from", "y"], ["need a study"]),
         (["--from", "no-such.parquet"], ["no-such.parquet", "No such file"]),
     ],
 )
