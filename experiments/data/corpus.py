@@ -46,6 +46,8 @@ class DataConfig:
     # For bin: the folders that training reads one after the other. Losses are those of the held-out text of `path`, or
     # of the first phase without a `path`.
     phases: tuple[Phase, ...] = field(default=(), metadata={"neutral": ()})
+    # For python, torch and synthetic: the share of the training split's bytes that random ones replace, as worse data.
+    corrupted: float = field(default=0.0, metadata={"neutral": 0.0})
 
     def __post_init__(self) -> None:
         ends = [0.0, *(phase.until for phase in self.phases)]

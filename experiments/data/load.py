@@ -9,7 +9,7 @@ from fewbits.experiments.data.corpus import Corpus, DataConfig
 from fewbits.experiments.data.folder import TokenFolder, open_folder
 from fewbits.experiments.data.once import Damaged, opened_or_made
 from fewbits.experiments.data.synthetic import SIZE, write_synthetic
-from fewbits.experiments.data.text import content_key, text_file_folder, text_folder
+from fewbits.experiments.data.text import content_key, corrupted_folder, text_file_folder, text_folder
 from fewbits.experiments.data.web_text import COLLECTIONS
 
 
@@ -39,6 +39,10 @@ def load(config: DataConfig, cache: Path) -> Corpus:
         raise ValueError(f"data.repeat={config.repeat}: a trial may read the training split 1 time or more")
     if config.size is not None and config.size < 1:
         raise ValueError(f"data.size={config.size}: a training split has at least 1 byte or token")
+    if not 0 <= config.corrupted < 1:
+        raise ValueError(f"data.corrupted={config.corrupted}: a share from 0 to below 1 is expected")
+    if config.corrupted and config.tokenizer != "bytes":
+        raise ValueError(f"data.corrupted={config.corrupted} needs data.tokenizer=bytes")
     if not config.phases:
         return Corpus(config.kind, kind.tokens(config, cache))
     parts = [kind.tokens(replace(config, path=phase.path, phases=()), cache) for phase in config.phases]
@@ -53,13 +57,15 @@ def load(config: DataConfig, cache: Path) -> Corpus:
 
 
 def _text(config: DataConfig, cache: Path) -> TokenFolder:
-    return text_folder(config.kind, config.size, config.tokenizer, cache)
+    folder = text_folder(config.kind, config.size, config.tokenizer, cache)
+    return corrupted_folder(folder, config.corrupted, cache) if config.corrupted else folder
 
 
 def _synthetic(config: DataConfig, cache: Path) -> TokenFolder:
     size = SIZE if config.size is None else config.size
-    folder = cache / f"synthetic-{content_key(str(size), str(config.seed))}"
-    return opened_or_made(folder, open_folder, partial(write_synthetic, size=size, seed=config.seed))
+    path = cache / f"synthetic-{content_key(str(size), str(config.seed))}"
+    folder = opened_or_made(path, open_folder, partial(write_synthetic, size=size, seed=config.seed))
+    return corrupted_folder(folder, config.corrupted, cache) if config.corrupted else folder
 
 
 def _tokens(config: DataConfig, cache: Path) -> TokenFolder:
@@ -84,13 +90,17 @@ def _text_file(config: DataConfig, cache: Path) -> TokenFolder:
 
 
 KINDS = {
-    "python": Kind("the Python standard library's sources, available without a network", ("tokenizer", "size"), _text),
+    "python": Kind(
+        "the Python standard library's sources, available without a network", ("tokenizer", "size", "corrupted"), _text
+    ),
     "torch": Kind(
         "torch's sources: more text than python, filtered, mostly annotated; the out-of-domain text of python",
-        ("tokenizer", "size"),
+        ("tokenizer", "size", "corrupted"),
         _text,
     ),
-    "synthetic": Kind("a seeded source over bytes whose entropy is known exactly", ("size", "seed"), _synthetic),
+    "synthetic": Kind(
+        "a seeded source over bytes whose entropy is known exactly", ("size", "seed", "corrupted"), _synthetic
+    ),
     "text": Kind("one text file of your own; its last tenth is for validation", ("path", "tokenizer"), _text_file),
     "bin": Kind("a folder of tokens as nanoGPT writes them: train.bin and val.bin", ("path", "phases"), _tokens),
     **{name: Kind(collection.what, ("path",), _tokens) for name, collection in COLLECTIONS.items()},

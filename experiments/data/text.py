@@ -78,6 +78,25 @@ def _write_subwords(in_bytes: TokenFolder, spelling: str, folder: Path) -> None:
     write_text(folder, documents, tokenizer, dict(in_bytes.meta.source))
 
 
+def corrupted_folder(clean: TokenFolder, share: float, cache: Path) -> TokenFolder:
+    """Return the bytes of `clean` with this share of the training split's bytes replaced by random ones.
+
+    Separators of documents are kept, and held-out splits are those of `clean`.
+    """
+    content = [survey.sha256 for _, survey in sorted(clean.surveys.items())]
+    folder = cache / f"corrupted-{content_key(*content, str(share))}"
+    return opened_or_made(folder, open_folder, partial(_write_corrupted, clean, share))
+
+
+def _write_corrupted(clean: TokenFolder, share: float, folder: Path) -> None:
+    generator = np.random.Generator(np.random.PCG64(0))
+    tokens = clean.splits["train"]
+    replaced = (generator.random(len(tokens)) < share) & (tokens != Bytes.separator)
+    noise = generator.integers(1, clean.vocab, len(tokens))  # 0 separates documents
+    splits = {**clean.splits, "train": np.where(replaced, noise, tokens)}
+    write_folder(folder, splits, replace(clean.meta, source={**clean.meta.source, "corrupted": share}))
+
+
 def content_key(*made_from: str) -> str:
     """Return the hash in a folder's name: of what determines its tokens, and of the sources beside this module."""
     code = [path.read_text("utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]

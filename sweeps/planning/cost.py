@@ -1,23 +1,28 @@
 """Estimate how long trials take and how much disk space their checkpoints need.
 
 Times are computed from speeds of earlier trials in the same store. If none of them ran on the trial's device, the time
-of a trial on GPUs is computed from its FLOPs and an assumed share of an H100's peak speed, and marked as assumed; that
-of a trial on a CPU is unknown.
+is computed from the trial's FLOPs: on GPUs with an assumed share of an H100's peak speed, on a CPU with the speed of a
+step of a small model that is timed here. Evaluations and the start of trials are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import time
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
 from fewbits.common.atomic import read_json, write_json
+from fewbits.common.wording import clock
 from fewbits.experiments.devices import PEAK
 from fewbits.experiments.trial import Trial
 from fewbits.models.chain import quantizers_of
-from fewbits.models.networks.registry import flops_per_token, parameters
+from fewbits.models.networks.presets import MODELS
+from fewbits.models.networks.registry import build, flops_per_token, parameters
 from fewbits.models.recipe import Recipe
 from fewbits.sweeps.planning.plan import Planned, tokens_until
+from fewbits.sweeps.planning.store import reached
 
 NAME = "speeds.json"
 # Bytes of a checkpoint per parameter, in FP32: the weight and AdamW's two moments. Adam-mini has few second moments.
@@ -30,7 +35,31 @@ parameters_of = cache(parameters)
 ASSUMED_GPU, ASSUMED_SHARE = "H100", 0.25
 ASSUMED_SPEED = {"e4m3": 0.85, "e2m1": 0.76, "sampler": 0.94, "none": 1.0}
 ASSUMED = f"computed from FLOPs at an assumed {ASSUMED_SHARE:.0%} of an {ASSUMED_GPU}'s BF16 peak"
+TIMED = "from a step of a small model that was timed on this machine"
 MEASURED = "from speeds measured in this store"
+
+
+def remaining(missing: Sequence[Planned], slots: int, speeds: Speeds) -> str:
+    """Return how long the missing trials take, for example `about 12:30, 2 at a time, from speeds measured in …`.
+
+    missing: each after its parent. slots: how many run at a time.
+    """
+    until: dict[str, float] = {}  # by trial id: its seconds and those of its chain of missing parents
+    total, sources = 0.0, dict[str, None]()
+    for planned in missing:
+        seconds, source = speeds.estimate(planned)
+        seconds *= 1 - reached(planned.folder) / planned.trial.training.steps
+        total, sources[source] = total + seconds, None
+        until[planned.id] = seconds + until.get(planned.parent or "", 0.0)
+    return f"about {clock(max(total / slots, *until.values()))}, {slots} at a time, {'; '.join(sources)}"
+
+
+def slots_of(planned: Sequence[Planned]) -> int:
+    """Return how many of these trials this machine's CPUs can train at a time; 1 if a trial needs GPUs."""
+    if any(trial.resources.gpus for trial in planned):
+        return 1
+    cpus = max((trial.resources.cpus or 1) * trial.resources.ranks for trial in planned)
+    return max(1, int(len(os.sched_getaffinity(0)) // cpus))
 
 
 def tokens_of(trial: Trial) -> int:
@@ -70,14 +99,36 @@ class Speeds:
                 return work_of(planned.trial) / (sum(alike) / len(alike))
         return None
 
-    def estimate(self, planned: Planned) -> tuple[float | None, str]:
-        """Return the estimated seconds of the trial, None if unknown, and the source as text: MEASURED or ASSUMED."""
+    def estimate(self, planned: Planned) -> tuple[float, str]:
+        """Return the estimated seconds of the trial, and the source as text: MEASURED, TIMED or ASSUMED."""
         if (measured := self.seconds(planned)) is not None:
             return measured, MEASURED
-        if not planned.resources.gpus:
-            return None, ASSUMED
-        speed = PEAK[ASSUMED_GPU] * ASSUMED_SHARE * ASSUMED_SPEED[_emulation(planned.trial.recipe)]
-        return work_of(planned.trial) / (speed * planned.resources.ranks), ASSUMED
+        if planned.resources.gpus:
+            speed, ranks, source = PEAK[ASSUMED_GPU] * ASSUMED_SHARE, planned.resources.ranks, ASSUMED
+        else:
+            speed, ranks, source = _cpu_speed(), int(planned.made_of["threads"]) * planned.resources.ranks, TIMED
+        draws = planned.trial.probe.seeds + 1 if planned.trial.is_probe else 1
+        return draws * work_of(planned.trial) / (
+            speed * ASSUMED_SPEED[_emulation(planned.trial.recipe)] * ranks
+        ), source
+
+
+@cache
+def _cpu_speed() -> float:
+    """Return the FLOPs per second that a thread of this machine reaches in training steps of a small model in BF16."""
+    import torch
+
+    config, length = MODELS["nemotron-nano"], 256
+    model, threads = build(config, seed=0), torch.get_num_threads()
+    tokens = torch.randint(0, config.vocab, (2, length + 1))
+    torch.set_num_threads(1)
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+        times.append(time.perf_counter() - began)
+    torch.set_num_threads(threads)
+    return flops_per_token(config, length) * tokens[:, 1:].numel() / min(times)
 
 
 def _emulation(recipe: Recipe) -> str:

@@ -21,7 +21,7 @@ from fewbits.common.terminal import notice
 from fewbits.common.wording import plural
 from fewbits.sweeps.cluster.access import worker_variables
 from fewbits.sweeps.planning import store
-from fewbits.sweeps.planning.cost import Speeds, disk
+from fewbits.sweeps.planning.cost import Speeds, disk, remaining, slots_of
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.planning.store import State, counted, trial_statuses, unfinished
 from fewbits.sweeps.planning.stored_plans import save_plan
@@ -100,6 +100,8 @@ def run_trials(plan: Plan, where: Where, view: View, opened: Callable[[], Backen
         need, free = disk(missing), free_bytes(plan.store)
         space = f"{size(need)} of checkpoints, {size(free)} free on the disk" + (": too little" * (need > free))
         display.print_line(f"{len(missing)} of {plural(len(plan.trials), 'trial')} to run: {space}{start}")
+        if not where.address:
+            display.print_line(remaining(missing, where.parallel or slots_of(missing), Speeds(plan.store)))
         with contextlib.closing(display), contextlib.ExitStack() as closing:
             chosen = opened() if opened else closing.enter_context(contextlib.closing(where.open()))
             chosen.require(missing)

@@ -1,7 +1,8 @@
 """Check claims about NVFP4's arithmetic (N12, N24, N25, N29) and layers (N26) with our own kernels and models.
 
-Two findings of our own concern the same kernels: stochastic rounding is biased where a block's scale was rounded down
-(S1), and the Hadamard transform raises the squared error of tensors with outliers (S2). Values are normally
+Three findings of our own concern the same kernels: stochastic rounding is biased where a block's scale was rounded down
+(S1), the Hadamard transform raises the squared error of tensors with outliers (S2), and rounding gradients to nearest
+moves a linear layer away from its optimum (F2). Values are normally
 distributed, from a fixed seed, if a check does not name another tensor. Random results are averaged over so many values
 that their own errors are negligible.
 """
@@ -25,6 +26,7 @@ from fewbits.kernels.packed import encode
 from fewbits.kernels.quantizer import HADAMARD_SIZES, Quantizer
 from fewbits.kernels.reference.elements import values_of
 from fewbits.kernels.reference.rotation import hadamard, hadamard_signs, rotate
+from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import on_meta
 from fewbits.models.quantize import keep
@@ -244,6 +246,36 @@ def s2() -> Exact:
     )
     note = "one in a hundred normally distributed values is made twenty times as large"
     return Exact(crest[1] < crest[0] and zeros[1] < zeros[0] and error[1] > error[0], what, (note,))
+
+
+# -------------------------------------------------------------------------------- F2
+
+CLASSES, STEPS, RATE = 64, 400, 0.5
+
+
+def excess(spec: str, seed: int) -> float:
+    """Return the loss above the entropy after SGD from the optimum, with gradients quantized in blocks along the batch.
+
+    The layer has a logit for each class and no input; the rate falls to zero.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    wanted = 1 / torch.arange(1, CLASSES + 1, dtype=torch.float64)
+    wanted /= wanted.sum()
+    logits = wanted.log().float()
+    for step in range(STEPS):
+        targets = torch.multinomial(wanted, CLASSES, replacement=True, generator=generator)
+        gradients = logits.softmax(0)[:, None] - torch.nn.functional.one_hot(targets, CLASSES).T
+        rounded = fake_quantize(gradients, spec, seed=derive_seed(seed, step))
+        logits = logits - RATE * (1 - step / STEPS) * rounded.mean(1)
+    return float((wanted * (wanted.log() - logits.double().log_softmax(0))).sum())
+
+
+@exact("nvfp4", "F2")
+def f2() -> Exact:
+    pairs = [(excess(NVFP4, seed), excess(f"{NVFP4}:stochastic", seed)) for seed in range(8)]
+    nearest, stochastic = (sum(losses) / len(losses) for losses in zip(*pairs, strict=True))
+    what = f"the loss stays {nearest:.4f} nats above the entropy if rounded to nearest, {stochastic:.4f} stochastically"
+    return Exact(all(a > 2 * b for a, b in pairs), what)
 
 
 # -------------------------------------------------------------------------------- N26, N29

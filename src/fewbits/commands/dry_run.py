@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from fewbits.common.store_folder import size
 from fewbits.common.terminal import notice, print_table
-from fewbits.common.wording import clock, plural
+from fewbits.common.wording import plural
 from fewbits.sweeps.planning import outline, store
-from fewbits.sweeps.planning.cost import Speeds, disk, work_of
+from fewbits.sweeps.planning.cost import Speeds, disk, remaining, slots_of, work_of
 from fewbits.sweeps.planning.expand import spell
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.planning.store import HALF_DONE, TrialStatus, counted, trial_statuses, unfinished
@@ -99,26 +98,7 @@ def _totals(plan: Plan, statuses: Mapping[str, TrialStatus], parallel: int | Non
     lines = [f"{plural(len(plan.trials), 'trial')}: {states}"]
     if not missing:
         return [*lines, "nothing to run"]
-    slots, speeds = parallel or _slots(missing), Speeds(plan.store)
+    slots = parallel or slots_of(missing)
     if backend == "local":
-        slots = min(slots, _slots(missing))
-    until: dict[str, float] = {}  # by trial id: its seconds and those of its chain of missing parents
-    total, sources, time = 0.0, dict[str, None](), "time unknown: no similar trial has run in this store yet"
-    for planned in missing:
-        seconds, source = speeds.estimate(planned)
-        if seconds is None:
-            break
-        seconds *= 1 - store.reached(planned.folder) / planned.trial.training.steps
-        total, sources[source] = total + seconds, None
-        until[planned.id] = seconds + until.get(planned.parent or "", 0.0)
-    else:
-        time = f"about {clock(max(total / slots, *until.values()))}, {slots} at a time, {'; '.join(sources)}"
-    return [*lines, time, f"{size(disk(missing))} of checkpoints"]
-
-
-def _slots(planned: Sequence[Planned]) -> int:
-    """Return how many of these trials this machine's CPUs can train at a time; 1 if a trial needs GPUs."""
-    if any(trial.resources.gpus for trial in planned):
-        return 1
-    cpus = max((trial.resources.cpus or 1) * trial.resources.ranks for trial in planned)
-    return max(1, int(len(os.sched_getaffinity(0)) // cpus))
+        slots = min(slots, slots_of(missing))
+    return [*lines, remaining(missing, slots, Speeds(plan.store)), f"{size(disk(missing))} of checkpoints"]

@@ -162,22 +162,15 @@ def test_what_the_paper_left_open_has_its_tables(plans: Callable[..., Plan]) -> 
     assert mean(cell(outlook, "NVFP4 | E4M3 | BF16", "In NVFP4")) == pytest.approx(100, abs=0.01)
 
 
-def test_text_and_batch_of_configuration_2_have_rows_of_their_own(plans: Callable[..., Plan]) -> None:
-    """Check that arms that take only the text, or only the batch size, from configuration 2 have rows of their own.
-
-    The texts of this test are synthetic and differ by their seeds.
-    """
-
-    def share(arm: str, configuration: str, block: int, part: str, slot: str, end: bool) -> float:
-        return 1.0 if part == "down" else 0.0
-
-    made = table(
-        "Crossed", results(plans("scale=questions", "sweep=crossed", "seeds=[0,1]"), World(fallback=share, wobble=0.0))
-    )
-    own = [row for row in made.rows if row.title.endswith("only")]
-    assert {row.title for row in own} == {"configuration 2, text only", "configuration 2, batch only"}
-    for row in own:
-        assert mean(cell(made, row.title, "Tensors in BF16")) == pytest.approx(25), "one of the four parts falls back"
+def test_data_and_batches_crossed_have_rows_of_their_own(plans: Callable[..., Plan]) -> None:
+    made = table("Crossed", results(plans("scale=cpu-full", "sweep=quality", "seeds=[0,1]", "seeds_of={}"), World()))
+    assert len(made.rows) == 4 * 3
+    assert {row.title.partition(":")[0] for row in made.rows} == {
+        "worse data",
+        "better data",
+        "large batch",
+        "worse data, large batch",
+    }
 
 
 def test_recipes_and_settings_on_several_models_are_compared_with_each_models_own_bf16(

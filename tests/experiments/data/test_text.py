@@ -207,6 +207,19 @@ class A:
 # Tokenizers
 
 
+def test_a_share_of_the_training_bytes_is_random_and_nothing_else_changes(python: Corpus, cache: Path) -> None:
+    worse = load(DataConfig(corrupted=0.15), cache)
+    changed = worse.folder.splits["train"] != python.folder.splits["train"]
+    assert changed.mean() == pytest.approx(0.15 * 254 / 255, rel=0.01)
+    assert (worse.folder.document_ends("train") == python.folder.document_ends("train")).all()
+    for split in ("validation", "ood"):
+        assert (worse.folder.splits[split] == python.folder.splits[split]).all()
+    assert worse.fingerprint != python.fingerprint
+    for config in (DataConfig(corrupted=1.0), DataConfig(corrupted=0.1, tokenizer="bpe:300")):
+        with pytest.raises(ValueError, match="corrupted"):
+            load(config, cache)
+
+
 def test_byte_level_bpe_is_trained_on_train_and_loses_nothing(torch_sources: Corpus, cache: Path) -> None:
     config = DataConfig(kind="torch", size=1 << 20, tokenizer="bpe:400")
     corpus = load(config, cache)
