@@ -141,7 +141,10 @@ ROTATED = "have different rotations, which changes their product: use the same r
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "unknown key": ({"fprob": {}}, "unknown key recipe.fprob: valid keys are name, about, source, differs, fprop, dgrad, wgrad"),
+    "unknown key": (
+        {"fprob": {}},
+        "unknown key recipe.fprob: valid keys are name, about, source, differs, fprop, dgrad",
+    ),
     "unknown slot": ({"fprop": {"dy": PLAIN}}, "unknown key recipe.fprop.dy: valid keys are x, w"),
     "number for a slot": ({"fprop": {"x": 8}}, "recipe.fprop.x: str is expected, not 8"),
     "unknown format": ({"fprop": {"x": "e9"}}, "fprop.x: unknown format 'e9'"),

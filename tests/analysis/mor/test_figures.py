@@ -78,8 +78,8 @@ def check_drawn(name: str, found: Results) -> None:
 
 
 def test_a_figure_of_which_a_scale_runs_only_the_baseline_or_only_arms_is_not_run(plans: Callable[..., Plan]) -> None:
-    few = "+arms_of={ablations: [trunk, bf16], repeated: [bf16]}"
-    empty = Results(plans("scale=cpu-full", "seeds=[0]", "seeds_of={}", "~arms_of", few, "values.without_second=[bf16]"))
+    few = ("~arms_of", "+arms_of={ablations: [trunk, bf16], repeated: [bf16]}", "values.without_second=[bf16]")
+    empty = Results(plans("scale=cpu-full", "seeds=[0]", "seeds_of={}", *few))
     assert [empty.of_sweep("partitions").has(arm, TWO) for arm in ("bf16", "block")] == [False, True]
     for name in ("Figure 6", "Figure 9"):
         assert FIGURES[name].make(empty) == NotPlanned("not run at this scale (cpu-full)")
