@@ -94,6 +94,8 @@ TRIALS = {
     "executed": (*("recipe=fp8", *ALL_LAYERS, "recipe.weights=channel", "recipe.block=channel"), *EXECUTED),
     "hybrid": ("recipe=mxfp8", "model=hybrid-nano", "model.layers=4", "model.pattern=M-*-", "schedule=linear"),
     "experts": ("recipe=nvfp4", *ALL_LAYERS, "model=moe-nano", "optimizer=muon"),
+    "requantized": ("recipe=quartet-ii", "model=gpt2-nano"),
+    "hooked": ("recipe=averis", "recipe.delayed.slots=[fprop.w,dgrad.w]", "recipe.delayed.hold=2", "model=llama2-nano"),
     "branch": ("recipe=mxfp4", *ALL_LAYERS, "model=llama2-nano", "branch.parent={quantizer}", "branch.step=3"),
     "probe": (
         *("recipe=nvfp4", *ALL_LAYERS, "model=llama2-nano", "branch.parent={quantizer}", "branch.step=3"),
