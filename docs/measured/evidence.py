@@ -2,8 +2,8 @@
 
 python docs/measured/evidence.py
 
-docs/measured/evidence/STUDY-*.parquet are files results.parquet of reports, also of incomplete ones; the claims of today
-judge them.
+docs/measured/evidence/STUDY-*.parquet are files results.parquet of reports, also of incomplete ones; the claims
+of today judge them.
 """
 
 from pathlib import Path
