@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ from fewbits.version import __version__
 
 Function = Callable[[Tensor], Any]
 ROWS, COLS = 16, 256
-COMPLETE = ("ties", "near ties", "scale ties")  # the cases in which each row has the tensor's amax
+NEAR = ("near ties", "scale ties", *(f"{kind} {i}" for kind in ("near ties", "scale ties") for i in (2, 3, 4)))
+COMPLETE = ("ties", *NEAR)  # the cases in which each row has the tensor's amax
 QUANTITIES = ("tensor", "scales", "codes", "values")  # in the order in which an implementation computes them
 _E4M3 = TABLE["e4m3"]
 
@@ -261,32 +262,6 @@ def golden(dialect: Dialect, seed: int = 0) -> tuple[dict[str, Tensor], dict[str
     return tensors, described
 
 
-def separating(a: Dialect, b: Dialect, inputs: Iterable[Tensor]) -> tuple[str, ...]:
-    """Return the names of a smallest set of steps of b that, put into a, give b's codes and scales on all inputs.
-
-    No step of the set can be left out. ValueError if the dialects have different kinds of scales.
-    """
-    if type(a.steps) is not type(b.steps):
-        raise ValueError(f"{a.name} and {b.name} have different kinds of scales")
-    inputs = list(inputs)
-    wanted = [evaluate(x, b) for x in inputs]
-    changed = {name: value for name, value in asdict(b.steps).items() if getattr(a.steps, name) != value}
-
-    def gives(changes: Mapping[str, Any]) -> bool:
-        steps = replace(a.steps, **changes)
-        results = (evaluate(x, a, steps) for x in inputs)
-        return all(
-            torch.equal(got.codes, want.codes) and torch.equal(got.scales, want.scales)
-            for got, want in zip(results, wanted, strict=True)
-        )
-
-    for name in list(changed):
-        fewer = {key: value for key, value in changed.items() if key != name}
-        if gives(fewer):
-            changed = fewer
-    return tuple(changed)
-
-
 def _check_shape(what: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(tensor.shape) != shape:
         raise ValueError(f"the function returned {what} of shape {list(tensor.shape)}: expected {list(shape)}")
@@ -356,8 +331,7 @@ def cases(dialect: Dialect, seed: int = 0) -> dict[str, Tensor]:
     made = {
         "normal": normal,
         "ties": _ties(grid, steps, width, g),
-        "near ties": _near_ties(grid, steps, width, g),
-        "scale ties": _scale_ties(grid, steps, width, g),
+        **{name: (_near_ties if "near" in name else _scale_ties)(grid, steps, width, g) for name in NEAR},
         "powers": _nudged(_choose([2.0**k for k in range(-12, 13)], (ROWS, COLS), g) * signs, 1, g),
         "heavy tails": normal * torch.exp(3 * torch.randn(ROWS, COLS, generator=g)),
         "small blocks": normal * block_powers,

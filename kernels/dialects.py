@@ -530,7 +530,8 @@ _UNDEFINED = {  # documentation that states no result, and packages whose result
     "gguf-nvfp4": _NAN, "gguf-mxfp4": (*_NOT_FINITE, "subnormal"),
     **{row[0]: _NOT_FINITE for row in _ROWS if row[0].startswith("ocp")},
     "cublas-vec16":
-        (*_NOT_FINITE, "zeros", "zero blocks", "signed zeros", "tiny", "subnormal", "small blocks", "scale ties"),
+        (*_NOT_FINITE, "zeros", "zero blocks", "signed zeros", "tiny", "subnormal", "small blocks",
+         *(f"scale ties{i}" for i in ("", " 2", " 3", " 4"))),
     "cublas-vec32": _NOT_FINITE,
 }
 # fmt: on

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from fewbits import check_randomness, conform, encode, fake_quantize
-from fewbits.kernels.conformance import cases, golden, read, separating, stored
+from fewbits.kernels.conformance import cases, golden, read, stored
 from fewbits.kernels.dialects import DIALECTS, evaluate
 from tests.effort import DEEP
 from tests.kernels.inputs import assert_same, generator
@@ -175,15 +175,6 @@ def test_stored_vectors_are_read_back(name: str) -> None:
         )
         for quantity, tensor in got.items():
             assert_same(tensor, getattr(want, quantity).to(tensor.dtype), f"{case}, {quantity}")
-
-
-def test_separating_steps_are_few_and_suffice() -> None:
-    te, ao = DIALECTS["te-nvfp4"], DIALECTS["torchao-nvfp4"]
-    near = cases(te)["near ties"]
-    assert separating(te, te, [near]) == ()
-    assert "element" in separating(te, ao, [near])
-    with pytest.raises(ValueError, match="different kinds"):
-        separating(te, DIALECTS["ocp-mxfp8"], [near])
 
 
 def stochastic(x: Tensor, seed: int) -> Tensor:
