@@ -3,17 +3,19 @@
 python docs/measured/dialects.py > docs/measured/dialects.md
 """
 
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from fewbits.kernels.conformance import cases, separating
+from fewbits.kernels.conformance import NEAR, cases
 from fewbits.kernels.dialects import DIALECTS, Dialect, TwoLevel, evaluate
 
 GOLDEN = Path(__file__).parents[2] / "tests" / "golden" / "oracles.safetensors"
-ORDINARY = ("normal", "ties", "near ties", "scale ties", "powers")
+ORDINARY = ("normal", "ties", "powers", *NEAR)
 TOP = """\
 # Dialects
 
@@ -30,8 +32,8 @@ Compared: {versions}. `te-mxfp8` and `cublas` follow published source and docume
 NVFP4 quantizer is C: its scales were compared through gguf's function, its elements through gguf's table.
 
 Tables compare each dialect with the first of its format: the share of decoded values that differ, on normal data and
-within two float32 numbers of ties, and a smallest set of steps that separates the two. These steps, put into the order
-of the first, give all codes and scales of the other. Special cases are zeros, range limits and signs of zero.
+within two float32 numbers of ties, and a smallest set of steps that separates the two. Put into
+the first, they give all codes and scales of the other. Special cases are zeros, range limits and signs of zero.
 """
 
 
@@ -54,12 +56,31 @@ def _table(rows: list[Dialect]) -> None:
     print("|---|---|---|---|---|")
     for row in rows[1:]:
         inputs = [x for name, x in finite.items() if name not in row.undefined]
-        steps = separating(first, row, inputs)
-        ordinary = separating(first, row, [finite[name] for name in ORDINARY])
+        steps = _separating(first, row, inputs)
+        ordinary = _separating(first, row, [finite[name] for name in ORDINARY])
         order = "; ".join(f"{name} `{getattr(row.steps, name)}`".replace("|", "\\|") for name in ordinary)
         special = ", ".join(name for name in steps if name not in ordinary)
         shares = " | ".join(f"{_share(first, row, finite[name]):.3g}" for name in ("normal", "near ties"))
         print(f"| `{row.name}` | {shares} | {order or 'the same'} | {special} |")
+
+
+def _separating(a: Dialect, b: Dialect, inputs: list[Tensor]) -> tuple[str, ...]:
+    """Return the names of a smallest set of steps of b that, put into a, give b's codes and scales on all inputs."""
+    wanted = [evaluate(x, b) for x in inputs]
+    changed = {name: value for name, value in asdict(b.steps).items() if getattr(a.steps, name) != value}
+
+    def gives(changes: dict[str, Any]) -> bool:
+        results = (evaluate(x, a, replace(a.steps, **changes)) for x in inputs)
+        return all(
+            torch.equal(got.codes, want.codes) and torch.equal(got.scales, want.scales)
+            for got, want in zip(results, wanted, strict=True)
+        )
+
+    for name in list(changed):
+        fewer = {key: value for key, value in changed.items() if key != name}
+        if gives(fewer):
+            changed = fewer
+    return tuple(changed)
 
 
 def _share(a: Dialect, b: Dialect, x: Tensor) -> float:
