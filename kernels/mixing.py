@@ -12,8 +12,6 @@ from torch import Tensor
 
 from fewbits.kernels.backends.protocol import ERROR, ERROR_ONE, Backend, Part
 from fewbits.kernels.quantizer import Entry, ErrorBelow, ErrorBelowOther, Mixture, SpreadBelow
-from fewbits.kernels.reference.elements import largest
-from fewbits.kernels.reference.rounding import measured_error
 
 
 def mix_matrix(
@@ -81,11 +79,10 @@ def _compared(
     if isinstance(entry.test, ErrorBelow):
         return {"limit": entry.test.threshold * ERROR_ONE}
     if isinstance(entry.test, ErrorBelowOther) and entry.test.by != "error":
-        source = (backend.rotate(x, entry.quantizer, axis) if entry.quantizer.hadamard else x).float()
-        amax, other = largest(source, partition), backend.quantize(x, entry.test.other, axis, seed)[0]
-        mine, its = (measured_error(source, y.float(), amax, partition, entry.test.by) for y in (values, other))
+        source = backend.rotate(x, entry.quantizer, axis) if entry.quantizer.hadamard else x
+        other = backend.quantize(x, entry.test.other, axis, seed)[0]
         counts = counts.clone()
-        counts[..., ERROR] = mine >= its
+        counts[..., ERROR] = backend.compare(source, values, other, partition, entry.test.by)
         return {"counts": counts}
     if isinstance(entry.test, ErrorBelowOther):
         _, counts, _ = backend.quantize(

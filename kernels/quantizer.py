@@ -562,7 +562,7 @@ def _parse_test(text: str) -> Test:
     if kind == "error" and limit:
         return ErrorBelowOther(Quantizer.parse(limit)) if number is None else ErrorBelow(number)
     if kind in SELECTS and limit and number is None:
-        return ErrorBelowOther(Quantizer.parse(limit), kind)  # type: ignore[arg-type]
+        return ErrorBelowOther(Quantizer.parse(limit), kind)
     if kind == "spread" and (number is not None or limit == "normal"):
         return SpreadBelow(number)
     raise ValueError(f"unknown test {text!r}: valid tests are {_TESTS}")

@@ -15,6 +15,7 @@ from fewbits.kernels.backends.protocol import ABSENT, COUNTS, OperandOf, Part, S
 from fewbits.kernels.packing import allocate
 from fewbits.kernels.quantizer import Quantizer, parts_of
 from fewbits.kernels.reference.noise import Noise
+from fewbits.kernels.scalings import Select
 
 
 class DecideCall(ctypes.Structure):
@@ -174,6 +175,9 @@ class Compiled(ABC):
 
         x may be empty.
         """
+
+    @abstractmethod
+    def compare(self, source: Tensor, mine: Tensor, other: Tensor, partition: Part, by: Select) -> Tensor: ...
 
     @abstractmethod
     def _decode(self, stored: Stored, q: Quantizer, axis: int, out: Tensor) -> None: ...

@@ -17,8 +17,9 @@ from fewbits.kernels.backends.compiled import Compiled, DecideCall, Job, pointer
 from fewbits.kernels.backends.constants import SIGN_WORDS, flat, grid_of, inf_code, nan_code, scaling_of, sign_words
 from fewbits.kernels.backends.protocol import DTYPES, Part, Stored
 from fewbits.kernels.packing import operand_layout
-from fewbits.kernels.quantizer import Quantizer
+from fewbits.kernels.quantizer import Quantizer, parts_of
 from fewbits.kernels.reference.noise import NOISES, Noise
+from fewbits.kernels.scalings import SELECTS, Select
 
 SMALL = 1 << 15  # elements; for fewer, a second thread costs more than it saves
 PRODUCTS_PER_ELEMENT = 64  # multiplications in a matrix product that take as long as an element in other kernels
@@ -66,6 +67,7 @@ def library() -> ctypes.CDLL:
         "fb_quantize": [pointer, whole, size, size, pointer, whole, whole],
         "fb_decode": [pointer, whole, size, size, pointer, whole],
         "fb_extent": [pointer, whole, size, size, size, size, pointer, pointer, whole],
+        "fb_compare": [pointer, whole, size, size, pointer, pointer, size, size, ctypes.c_uint32, pointer, whole],
         "fb_decide": [pointer, whole],
         "fb_gaussian_noise": [size, seed, pointer, whole],
         "fb_box_muller": [size, seed, pointer, whole],
@@ -131,6 +133,15 @@ class Cpu(Compiled):
 
     def _extent(self, x: Tensor, partition: Part, amax: Tensor, amin: Tensor) -> None:
         library().fb_extent(*_matrix(x), *partition, amax.data_ptr(), amin.data_ptr(), threads(x.numel()))
+
+    def compare(self, source: Tensor, mine: Tensor, other: Tensor, partition: Part, by: Select) -> Tensor:
+        worse = torch.empty(parts_of(source.shape, partition), dtype=torch.bool)
+        if source.numel():
+            library().fb_compare(
+                *(*_matrix(source), mine.data_ptr(), other.data_ptr(), *partition, SELECTS.index(by) + 1),
+                *(worse.data_ptr(), threads(source.numel())),
+            )
+        return worse
 
     def _decide(self, call: DecideCall, device: torch.device) -> bool:
         return bool(library().fb_decide(ctypes.byref(call), threads(call.blocks)))

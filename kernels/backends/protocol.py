@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.kernels.reference.noise import Noise
+from fewbits.kernels.scalings import Select
 
 Part = tuple[int, int]  # rows × columns
 Stored = tuple[Tensor, Tensor, Tensor]  # packed codes, block scales and group scales, as packing.py lays them out
@@ -141,6 +142,12 @@ class Backend(Protocol):
 
         Return whether any block is still undecided. A backend that never waits for its device cannot know this, and
         returns True if there are any blocks.
+        """
+
+    def compare(self, source: Tensor, mine: Tensor, other: Tensor, partition: Part, by: Select) -> Tensor:
+        """Tell for each part whether the error of the values `mine` is at least that of `other` (arithmetic.md).
+
+        The result is bool [parts down, parts across]; `reference.rounding.measured_error` defines the errors.
         """
 
     def observe(self, table: Tensor, counts: list[Tensor], choices: list[Tensor], rows: list[int]) -> None:

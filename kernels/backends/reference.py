@@ -32,11 +32,13 @@ from fewbits.kernels.quantizer import Quantizer
 from fewbits.kernels.reference.elements import codes_of, fold, largest, spread, values_of
 from fewbits.kernels.reference.noise import gaussian_noise, uniform_noise
 from fewbits.kernels.reference.rotation import rotate
-from fewbits.kernels.reference.rounding import Rounded, round_matrix
+from fewbits.kernels.reference.rounding import Rounded, measured_error, round_matrix
 from fewbits.kernels.reference.scales import Scales, restore, stored_values
 from fewbits.kernels.reference.weights import sample_weight, sample_weight_backward
+from fewbits.kernels.scalings import Select
 
 __all__ = [
+    "compare",
     "decide",
     "decode",
     "encode",
@@ -181,6 +183,12 @@ def decide(
     choice.masked_fill_(accepted, index)
     decided |= accepted
     return not bool(decided.all())
+
+
+def compare(source: Tensor, mine: Tensor, other: Tensor, partition: Part, by: Select) -> Tensor:
+    source, amax = source.float(), largest(source.float(), partition)
+    one, its = (measured_error(source, y.float(), amax, partition, by) for y in (mine, other))
+    return one >= its
 
 
 def observe(table: Tensor, counts: list[Tensor], choices: list[Tensor], rows: list[int]) -> None:

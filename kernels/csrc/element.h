@@ -75,6 +75,10 @@ struct FourOverSix {
   uint32_t select;
 };
 FB_HD float error_offset(uint32_t select) { return select > Select::MSE ? 1.0f : 128.0f; }  // its last place is a unit
+FB_HD int32_t units_of(float error, uint32_t select) {  // error / amax, at most 1, as an integer; NaN counts as 1
+  const float offset = error_offset(select);
+  return int32_t(bits((error < 1.0f ? error : 1.0f) + offset) - bits(offset));
+}
 FB_HD int64_t compared(uint32_t select, int32_t four, int32_t six) {
   if (select == Select::MAX) return int64_t(four) << 32 | six;
   const int64_t less = four - six;
@@ -92,9 +96,7 @@ FB_HD float scaled(float size, const Grid &g, const Scale &s) { return bounded(s
 // Return the error |size - returned value| in units of 2^-16 (MAE, MAX: 2^-23) of the block's amax, at most amax.
 FB_HD int32_t error_units(float size, float q, const Grid &g, const Scale &s, float amax, uint32_t select) {
   float y = smaller((smaller(q, g.max) * s.decode) * s.outer, FLOAT_MAX);
-  float error = magnitude(size - y) / amax;
-  const float offset = error_offset(select);
-  return int32_t(bits((error < 1.0f ? error : 1.0f) + offset) - bits(offset));
+  return units_of(magnitude(size - y) / amax, select);
 }
 FB_HD int64_t four_less_six(float size, const Grid &g, const FourOverSix &b, float four, float six) {
   return compared(b.select, error_units(size, four, g, b.four, b.amax, b.select),

@@ -191,7 +191,7 @@ def options(scaling: str, block: Block) -> st.SearchStrategy[dict[str, Any]]:
     """Return a strategy for the options of a quantizer that depend on its scaling."""
     record = SCALINGS[scaling]
     sizes = [n for n in GROUP_SIZES[:5] if "N" in record.groups and block.cols and n % block.cols == 0]
-    values = {
+    values: dict[str, list[Any]] = {
         "group": ["tensor", *[name for name in record.groups if name == "row"], *sizes],
         "factor": [1.0, *([0.75, 16 / 17, 17 / 16] if "factor" in record.options else [])],
         "target": [None, *([256.0, 448.0, 300.5] if "target" in record.options else [])],

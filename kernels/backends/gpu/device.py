@@ -88,6 +88,8 @@ class Device(Compiled):
         self._launch_weights(variant, down * across, w, bits, seed, noise, block, out, grad=grad.data_ptr())
         return out
 
+    compare = staticmethod(reference.compare)
+
     def matmul_fp32(self, a: Tensor, b: Tensor) -> Tensor:
         return reference.matmul_fp32(a, b)  # products.py calls torch directly on CUDA
 

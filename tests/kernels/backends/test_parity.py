@@ -24,7 +24,7 @@ from fewbits.kernels.backends.cpu import BACKEND as cpu
 from fewbits.kernels.backends.protocol import Backend
 from fewbits.kernels.quantizer import HADAMARD_SIZES, Block, Quantizer
 from fewbits.kernels.reference.noise import uniform
-from fewbits.kernels.scalings import ROUNDINGS
+from fewbits.kernels.scalings import ROUNDINGS, SELECTS, Select
 from tests.effort import DEEP, examples
 from tests.forked_python import run_python
 from tests.kernels.backends.gpu.device_checks import DRAWN, Checks, any_bytes, decided_late, undecided
@@ -380,3 +380,13 @@ def test_a_forked_child_works_without_the_parents_threads(tmp_path: Path) -> Non
     )
     done = run_python(["-c", code], folder=tmp_path, environment=os.environ)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("by", SELECTS)
+def test_errors_of_two_quantizers_are_compared_alike(by: Select) -> None:
+    for i, name in enumerate(KINDS):
+        torch.set_num_threads(i % 3 + 1)
+        x = make(name, ((40, 72), (33, 130), (260, 300))[i % 3], DTYPES[i % 3], seed=i)
+        mine, other = (reference.quantize(x, Quantizer.parse(f"{f}:1x16:nvfp4"), -1, 0)[0] for f in ("int4", "e2m1"))
+        for part in ((1, 16), (7, 40), (300, 300)):
+            assert_same(cpu.compare(x, mine, other, part, by), reference.compare(x, mine, other, part, by), name)
