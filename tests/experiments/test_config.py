@@ -148,6 +148,7 @@ def test_samplers_and_what_is_kept_high() -> None:
         "nvfp4-ms-eden": (0, 1),
         "mxfp4": (0, 1),
         "mxfp4-ocp": (0, 1),
+        "nemotron-3": (0, 1),
         "fp8": (1, 2),
     }
 
