@@ -6,12 +6,14 @@ The exported folder has configuration, weights and tokenizer, and Hugging Face's
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fewbits.common.atomic import folder_atomically
 from fewbits.experiments import devices
@@ -23,9 +25,15 @@ from fewbits.experiments.optimization.precision import DTYPES
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
 from fewbits.experiments.trial import ROUNDING, Runtime, Trial
+from fewbits.kernels.packed import Packed
+from fewbits.models.importing.packed_tensors import packed_weight, to_packed
+from fewbits.models.importing.safetensors_files import INDEX, SINGLE
 from fewbits.models.networks.decoder import Decoder
 from fewbits.models.networks.huggingface import to_huggingface
 from fewbits.models.quantize import Quantization, quantize
+
+HUGGINGFACE = "huggingface"
+SHARD = 5_000_000_000  # bytes of tensors in a file, as transformers writes them
 
 
 @dataclass(frozen=True)
@@ -106,11 +114,20 @@ class FinishedRun:
         quantization.begin(state["origin"] + state["step"], progress=state["step"] / t.steps)
         return model, quantization
 
+    def packed_weights(self) -> dict[str, Packed]:
+        """Return the quantized weights as fprop reads them, by their names in the model's state_dict."""
+        _, quantization = self.model(Runtime(device="cpu"))
+        dtype, context = DTYPES[self.trial.training.dtype], quantization.context
+        packed = {f"{layer.name}.weight": packed_weight(layer, context, dtype) for layer in quantization.layers}
+        return {name: weight for name, weight in packed.items() if weight is not None}
 
-def export_huggingface(run: FinishedRun, folder: Path) -> list[str]:
+
+def export_run(run: FinishedRun, folder: Path, format_: str = HUGGINGFACE, shard: int = SHARD) -> list[str]:
     """Write a run's model to `folder`, which must not exist; return messages on what the folder does not contain.
 
-    Raise ValueError if transformers has no model that computes the same function.
+    Raise ValueError if transformers has no model that computes the same function, or the format cannot store the
+    recipe's weights. format_: `huggingface` for the master weights in FP32, or one of packed_tensors.FORMATS for the
+    weights as the forward product reads them. shard: the most bytes of tensors in a file.
     """
     trial, sampler = run.trial, run.trial.recipe.sampler
     if sampler.kind != "none" and sampler.in_evaluation:
@@ -121,8 +138,12 @@ def export_huggingface(run: FinishedRun, folder: Path) -> list[str]:
     if folder.exists():
         raise ValueError(f"{folder} exists already: choose another folder with --out, or remove it")
     state = checkpoints.unflatten(run.checkpoint.tensors(under="model."), run.checkpoint.state["model"])
-    config, weights = to_huggingface(trial.model, state, run.separator)
-    lines = [f"the recipe {trial.recipe.name} was not exported: transformers computes with unquantized operands"]
+    if format_ == HUGGINGFACE:
+        config, weights = to_huggingface(trial.model, state, run.separator)
+        lines = [f"the recipe {trial.recipe.name} was not exported: transformers computes with unquantized operands"]
+    else:
+        config, weights, lines = to_packed(trial.model, state, run.packed_weights(), format_, run.separator)
+        lines.append(f"of the recipe {trial.recipe.name} only fprop.w was exported: inputs are not quantized")
     tokenizer = None
     try:
         tokenizer = run.tokenizer
@@ -132,10 +153,32 @@ def export_huggingface(run: FinishedRun, folder: Path) -> list[str]:
     with folder_atomically(folder) as partial:
         _write_json(partial / "config.json", config)
         _write_json(partial / "generation_config.json", {k: v for k, v in config.items() if k.endswith("_token_id")})
-        checkpoints.write_tensors(partial / "model.safetensors", weights)
+        _write_shards(partial, weights, shard)
         if tokenizer is not None:
             _write_tokenizer(partial, tokenizer, trial.model.context)
     return lines
+
+
+def _write_shards(folder: Path, weights: Mapping[str, Tensor], most: int) -> None:
+    """Write model.safetensors or, beyond `most` bytes, several files and the index that names each tensor's file."""
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in weights.items():
+        if shards[-1] and size + tensor.nbytes > most:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    if len(shards) == 1:
+        checkpoints.write_tensors(folder / SINGLE, weights)
+        return
+    places: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        path = folder / f"model-{number:05}-of-{len(shards):05}.safetensors"
+        checkpoints.write_tensors(path, shard)
+        places |= dict.fromkeys(shard, path.name)
+    total = sum(tensor.nbytes for tensor in weights.values())
+    _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
 
 
 def _write_tokenizer(folder: Path, tokenizer: Tokenizer, length: int) -> None:

@@ -6,6 +6,9 @@ In files of Llama and Arcee, the rows of W_q and W_k are in the order of `Decode
 (2i, 2i + 1). In files of Nemotron they are in the order for rotating (i, i + n/2), where n is the number of rotated
 dimensions, and are reordered. In files of Nemotron, a norm's weight is the factor itself, whereas LayerNorm1p
 multiplies by 1 + weight, so 1 is subtracted from the stored weights.
+
+A weight NAME.weight of the type NVFP4 can have a scale of the whole tensor, by which llama.cpp multiplies the product:
+the tensor NAME.scale. The loaded weight is multiplied by it. NAME.input_scale belongs to the layer's input.
 """
 
 from __future__ import annotations
@@ -83,7 +86,7 @@ class GgufFile:
 
     @property
     def names(self) -> Collection[str]:
-        return self.tensors.keys()
+        return [name for name in self.tensors if not name.endswith((".scale", ".input_scale"))]
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.tensors[name].shape.tolist())[::-1]  # a file lists columns first
@@ -96,6 +99,11 @@ class GgufFile:
             values = dequantize(tensor.data, tensor.tensor_type)
         except NotImplementedError:
             raise ValueError(f"{self.path}: tensor {name} has the unsupported type {tensor.tensor_type.name}") from None
+        scale = self.tensors.get(f"{name.removesuffix('.weight')}.scale")
+        if scale is not None:
+            if scale.data.size != 1:
+                raise ValueError(f"{self.path}: tensor {scale.name} has {scale.data.size} values; one is expected")
+            values = values * np.float32(scale.data.reshape(-1)[0])
         return torch.from_numpy(np.require(values, np.float32, ("C", "W")))
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from fewbits.models.importing.layouts import Fields, Layout, Published
-from fewbits.models.importing.safetensors_files import SafetensorsFolder
+from fewbits.models.importing.layouts import Fields, Layout, Published, Tensors
+from fewbits.models.importing.packed_tensors import QUANTIZATION, packed_folder
+from fewbits.models.importing.safetensors_files import DTYPES, PACKED, SafetensorsFolder
 from fewbits.models.networks.decoder import DecoderConfig
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
@@ -88,8 +89,12 @@ def read_folder(folder: Path, name: str) -> Published:
         config, notes = family.config(name, fields)
     except ValueError as error:
         raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
-    tensors = SafetensorsFolder.open(folder)
     layout = family.layout
+    files = SafetensorsFolder.open(folder, DTYPES + PACKED if QUANTIZATION in fields.values else DTYPES)
+    tensors: Tensors = files
+    if QUANTIZATION in fields.values:
+        tensors = packed_folder(files, fields, layout.transposed)
+        notes.append(f"its weights were decoded from {tensors.storage.dialect.name}; its inputs are not quantized")
     ignored = (*layout.ignored, r"lm_head\.weight") if config.tied else layout.ignored
     layout = replace(layout, ignored=ignored)
     # A model that was saved without its head (GPT2Model, LlamaModel …) has names without these prefixes.
@@ -103,7 +108,7 @@ def read_folder(folder: Path, name: str) -> Published:
         config,
         layout,
         tensors,
-        files=(path, *tensors.files),
+        files=(path, *files.files),
         tokenizer=tokenizer if tokenizer.is_file() else None,
         notes=tuple(notes),
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = ("F64", "F32", "F16", "BF16")
+PACKED = ("U8", "F8_E4M3")  # further types in folders with packed weights
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class SafetensorsFolder:
     files: tuple[Path, ...]  # the files that contain tensors, and the index if there is one
 
     @staticmethod
-    def open(folder: Path) -> SafetensorsFolder:
-        """Open a folder; raise ValueError for a missing or truncated file, or a tensor whose type is not in DTYPES."""
+    def open(folder: Path, dtypes: Collection[str] = DTYPES) -> SafetensorsFolder:
+        """Open a folder; raise ValueError for a missing or truncated file, or a tensor with a type not in `dtypes`."""
         listed: dict[str, str] = {}
         if (folder / SINGLE).is_file():
             shards = files = [folder / SINGLE]
@@ -40,7 +41,7 @@ class SafetensorsFolder:
         places: dict[str, Path] = {}
         shapes: dict[str, tuple[int, ...]] = {}
         for shard in shards:
-            for name, shape in _survey(shard):
+            for name, shape in _survey(shard, dtypes):
                 places[name], shapes[name] = shard, shape
         if missing := sorted(listed.keys() - places.keys()):
             raise ValueError(
@@ -57,9 +58,13 @@ class SafetensorsFolder:
         return self.shapes[name]
 
     def read(self, name: str) -> Tensor:
+        return self.stored(name).float()
+
+    def stored(self, name: str) -> Tensor:
+        """Return a tensor in the dtype of the file."""
         with safe_open(self.places[name], "pt") as file:
             value: Tensor = file.get_tensor(name)
-        return value.float()
+        return value
 
 
 def _read_index(path: Path) -> dict[str, str]:
@@ -73,15 +78,15 @@ def _read_index(path: Path) -> dict[str, str]:
     return listed
 
 
-def _survey(shard: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the name and the shape of each tensor of a safetensors file; raise ValueError for types not in DTYPES."""
+def _survey(shard: Path, dtypes: Collection[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the name and the shape of each tensor of a safetensors file; raise ValueError for types not in `dtypes`."""
     try:
         with safe_open(shard, "pt") as file:
             for name in file.keys():  # noqa: SIM118
                 part = file.get_slice(name)
-                if part.get_dtype() not in DTYPES:
+                if part.get_dtype() not in dtypes:
                     raise ValueError(
-                        f"{shard}: tensor {name} has the type {part.get_dtype()}; supported are {', '.join(DTYPES)}"
+                        f"{shard}: tensor {name} has the type {part.get_dtype()}; supported are {', '.join(dtypes)}"
                     )
                 yield name, tuple(part.get_shape())
     except FileNotFoundError:

@@ -92,7 +92,7 @@ def family_of(config: DecoderConfig) -> Family:
 def to_huggingface(
     config: DecoderConfig, state: Mapping[str, Tensor], end: int | None = None
 ) -> tuple[dict[str, Any], Weights]:
-    """Return the content of config.json and the FP32 weights by transformers' names.
+    """Return the content of config.json and the weights by transformers' names, in FP32 unless they are integers.
 
     state: the decoder's state_dict; learned bit widths in it are not exported. end: the id of the token between
     documents; None: there is none.
@@ -112,7 +112,10 @@ def to_huggingface(
     weights = family.weights(config, state)
     if not config.tied:
         weights["lm_head.weight"] = state["head.weight"]
-    return content, {name: tensor.float().contiguous() for name, tensor in weights.items()}
+    return content, {
+        name: (tensor.float() if tensor.is_floating_point() else tensor).contiguous()
+        for name, tensor in weights.items()
+    }
 
 
 # ------------------------------------------------------------------------------------------------ GPT-2
@@ -159,7 +162,7 @@ def _with_bias(state: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
     """Return a layer's weight and bias; if the state_dict has no bias of this layer, zeros in its place."""
     weight = state[f"{name}.weight"]
     bias = state.get(f"{name}.bias")
-    return weight, weight.new_zeros(len(weight)) if bias is None else bias
+    return weight, weight.new_zeros(len(weight), dtype=torch.float32) if bias is None else bias
 
 
 def _joined(parts: list[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor]:
@@ -169,7 +172,7 @@ def _joined(parts: list[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor]:
     """
     weight = torch.cat([weight for weight, _ in parts])
     biases = [bias for _, bias in parts if bias is not None]
-    return weight, torch.cat(biases) if biases else weight.new_zeros(len(weight))
+    return weight, torch.cat(biases) if biases else weight.new_zeros(len(weight), dtype=torch.float32)
 
 
 # ------------------------------------------------------------------------------------------------ Llama and others

@@ -15,10 +15,11 @@ from fewbits.experiments.identity import is_current
 from fewbits.experiments.imports import import_run
 from fewbits.experiments.probes.probe import probe
 from fewbits.experiments.storage.branches import find_parent
-from fewbits.experiments.storage.finished_run import FinishedRun
+from fewbits.experiments.storage.finished_run import FinishedRun, export_run
 from fewbits.experiments.storage.run_folder import RunFolder, saved_trial
 from fewbits.experiments.training import run
 from fewbits.experiments.trial import Branch, Runtime
+from fewbits.kernels.packed import decode
 from fewbits.models.quantize import unquantized
 from tests.experiments.data.data_inputs import bin_folder
 from tests.experiments.trial_inputs import overrides, tensors, train
@@ -75,6 +76,25 @@ def test_transformers_loads_the_same_logits_and_the_same_tokens(cache: Path, tmp
     assert their_tokenizer(text, add_special_tokens=False)["input_ids"] == tokens[0].tolist()
     assert their_tokenizer.decode(tokens[0]) == text
     assert their_tokenizer.eos_token_id == run.separator == theirs.generation_config.eos_token_id
+
+
+@pytest.mark.parametrize("model", ["llama2-nano", "gpt2-nano", "nemotron-nano"])
+def test_a_packed_export_in_shards_is_imported_with_the_bits_that_fprop_reads(
+    cache: Path, tmp_path: Path, model: str
+) -> None:
+    chosen = (f"model={model}", "data.tokenizer=bytes", "training.steps=2", "recipe=nvfp4")
+    folder = train(cache, tmp_path / "runs", *DATA, *chosen)[0]
+    run, out = FinishedRun.open(folder.path, cache=cache), tmp_path / "packed"
+    lines = export_run(run, out, "compressed-tensors", shard=200_000)
+    assert any("inputs are not quantized" in line for line in lines)
+    assert len(list(out.glob("model-*.safetensors"))) > 1
+    imported = import_run(str(out), tmp_path / "imported", overrides=SETTINGS, cache=cache).folder
+    after = FinishedRun.open(imported.path, cache=cache).model(Runtime(device="cpu"))[0].state_dict()
+    before, packed = run.model(Runtime(device="cpu"))[0].state_dict(), run.packed_weights()
+    assert packed
+    for name, value in before.items():
+        expected = decode(packed[name]).float() if name in packed else value
+        assert torch.equal(after[name], expected), name
 
 
 def test_a_hybrid_is_refused_without_a_trace(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

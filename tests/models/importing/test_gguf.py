@@ -1,10 +1,12 @@
 """Test that GGUF files load into a decoder: types, the order of rows, and errors for damaged or unsupported files."""
 
 import struct
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, quants
@@ -65,15 +67,37 @@ def test_transformers_reads_the_same_model_from_the_file(tmp_path: Path) -> None
 # ------------------------------------------------------------------------------------------------ types
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0"])
+SIZES = {"Q6_K": 210, "NVFP4": 36}  # bytes of a row of types that the package decodes but does not encode
+
+
+def some_bytes(rows: int, columns: int) -> np.ndarray:
+    """Return random bytes whose two high bits are 0, so that all scales are finite."""
+    return np.random.default_rng(2).integers(0, 64, (rows, columns), np.uint8)
+
+
+def test_the_scale_of_an_nvfp4_tensor_is_applied_and_the_one_of_its_input_is_not(tmp_path: Path) -> None:
+    packed = some_bytes(8, 36)
+    tensors: dict[str, tuple[int, Sequence[int], bytes]]
+    tensors = {name: (0, (1,), as_bytes(torch.tensor([0.3]))) for name in ("w.scale", "w.input_scale")}
+    tensors["w.weight"] = (GGMLQuantizationType.NVFP4.value, (8, 64), packed.tobytes())
+    file = GgufFile.open(write_gguf(tmp_path / "m.gguf", {}, tensors))
+    assert list(file.names) == ["w.weight"]
+    expected = torch.from_numpy(quants.dequantize(packed, GGMLQuantizationType.NVFP4)) * 0.3
+    assert torch.equal(file.read("w.weight"), expected)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q6_K", "MXFP4", "NVFP4"])
 def test_a_tensor_of_each_type_has_the_values_that_the_package_gguf_wrote(kind: str, tmp_path: Path) -> None:
     quantization = GGMLQuantizationType[kind]
-    values = torch.randn(8, 64, generator=torch.Generator().manual_seed(2)).numpy()
-    packed = quants.quantize(values, quantization)
-    file = GgufFile.open(write_gguf(tmp_path / "m.gguf", {}, {"w": (quantization.value, (8, 64), packed.tobytes())}))
+    columns = 256 if kind == "Q6_K" else 64
+    values = torch.randn(8, columns, generator=torch.Generator().manual_seed(2)).numpy()
+    packed = some_bytes(8, SIZES[kind]) if kind in SIZES else quants.quantize(values, quantization)
+    file = GgufFile.open(
+        write_gguf(tmp_path / "m.gguf", {}, {"w": (quantization.value, (8, columns), packed.tobytes())})
+    )
     read = file.read("w")
     assert torch.equal(read, torch.from_numpy(quants.dequantize(packed, quantization).copy()))
-    assert file.shape("w") == (8, 64)
+    assert file.shape("w") == (8, columns)
     read.add_(1)  # its own memory, not the file's
 
 
