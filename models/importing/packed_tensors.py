@@ -201,7 +201,9 @@ def _unread(project: str, kind: str, tensors: Mapping[str, Tensor]) -> list[str]
     kind: the `model_type` of config.json. tensors: the tensor scale of each packed layer.
     """
     notes = []
-    if kind == "gpt2":
+    if project == "modelopt":
+        notes.append("transformers does not read ModelOpt's weights; vLLM, TensorRT-LLM and fewbits do")
+    elif kind == "gpt2":
         notes.append("transformers reads packed weights of nn.Linear only, but its GPT-2 has Conv1D")
     if kind == "mixtral" and tensors and project == "compressed-tensors":
         notes.append("transformers 5.23 leaves out the tensor scale of experts in NVFP4, so its logits differ")
@@ -237,10 +239,13 @@ class PackedFolder:
     @property
     def names(self) -> Collection[str]:
         """The names of the weights, packed or not, without those of scales."""
-        last = (self.storage.codes, self.storage.scales, self.storage.tensor, *_OF_INPUTS)
-        plain = [name for name in self.folder.names if name.rpartition(".")[2] not in last]
-        packed = [name for name in self.folder.names if name.endswith(f".{self.storage.codes}")]
-        return [*plain, *(f"{name.removesuffix(self.storage.codes)}weight" for name in packed)]
+        other = (self.storage.scales, self.storage.tensor, *_OF_INPUTS)
+        pairs = (name.rpartition(".") for name in self.folder.names)
+        return [
+            f"{layer}.weight" if last == self.storage.codes else layer + dot + last
+            for layer, dot, last in pairs
+            if last not in other
+        ]
 
     def is_packed(self, name: str) -> bool:
         parts = {self.storage.codes, self.storage.scales} - {"weight"}
@@ -302,6 +307,13 @@ def _compressed(name: str, strategy: str, block: int, scale_dtype: str) -> dict[
     return {**head, "config_groups": {"group_0": group}, "kv_cache_scheme": None}
 
 
+def _modelopt(algorithm: str) -> dict[str, Any]:
+    """Return ModelOpt's configuration of packed weights."""
+    weights = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
+    groups = {"group_0": {"weights": weights, "targets": ["Linear"]}}
+    return {"quant_method": "modelopt", "quant_algo": algorithm, "config_groups": groups}
+
+
 _CT = ("weight_packed", "weight_scale")
 STORAGES: Final[Mapping[tuple[str, str], Storage]] = {
     ("compressed-tensors", "nvfp4"): Storage(
@@ -314,5 +326,11 @@ STORAGES: Final[Mapping[tuple[str, str], Storage]] = {
         *(*_CT, ""),
         _compressed("mxfp4-pack-quantized", "group", 32, "torch.uint8"),
     ),
+    **{  # the last is read only: exports say nothing of inputs
+        ("modelopt", name): Storage(
+            DIALECTS["modelopt-nvfp4"], "weight", "weight_scale", "weight_scale_2", _modelopt(name)
+        )
+        for name in ("W4A16_NVFP4", "NVFP4")
+    },
 }
 FORMATS: Final = tuple(dict.fromkeys(project for project, _ in STORAGES))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fewbits.kernels.formats import TABLE
 from fewbits.kernels.packed import Packed, decode
-from fewbits.models.importing.packed_tensors import packed_weight, to_packed
+from fewbits.models.importing.packed_tensors import FORMATS, packed_weight, to_packed
 from fewbits.models.importing.sources import read_published
 from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.huggingface import Weights, to_huggingface
@@ -72,9 +72,11 @@ def assert_bits(actual: Tensor, expected: Tensor, name: str) -> None:
     assert torch.equal(actual.contiguous().view(torch.int32), expected.contiguous().view(torch.int32)), name
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize(
+    ("format_", "weights"),
+    [(name, weights) for name in FORMATS for weights in WEIGHTS if name != "modelopt" or weights != MXFP4],
+)
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("format_", ["compressed-tensors"])
 def test_an_import_reads_the_bits_of_fprop(tmp_path: Path, format_: str, family: str, weights: str) -> None:
     trained = Trained(family, weights)
     trained.write(tmp_path, format_)
@@ -179,6 +181,25 @@ def test_an_unknown_packed_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=naming("pack-quantized", "compressed-tensors nvfp4")):
         read_published(str(tmp_path))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("family", FAMILIES)
+def test_modelopt_decodes_fprop(tmp_path: Path, family: str) -> None:
+    package = pytest.importorskip("modelopt.torch.quantization.qtensor.nvfp4_tensor")
+    trained = Trained(family, NVFP4)
+    config, _ = trained.write(tmp_path, "modelopt")
+    assert (config["quant_method"], config["quant_algo"]) == ("modelopt", "W4A16_NVFP4")
+    stored = load_file(tmp_path / "model.safetensors")
+    packed = [name.removesuffix("_scale") for name in stored if name.endswith(".weight_scale")]
+    assert len(packed) >= len(trained.packed)
+    for name in packed:
+        codes, expected = stored[name], trained.by_name[name]
+        shape = torch.Size((codes.shape[0], 2 * codes.shape[1]))
+        scales = {"scale": stored[f"{name}_scale"], "double_scale": stored[f"{name}_scale_2"]}
+        tensor = package.NVFP4QTensor(shape, torch.bfloat16, codes)
+        value = tensor.dequantize(torch.bfloat16, **scales, block_sizes={-1: 16}).float()
+        assert torch.equal(value.mT if family == "gpt2" else value, expected), name  # its zeros are positive
 
 
 @pytest.mark.deep
