@@ -26,13 +26,14 @@ from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
 from fewbits.experiments.trial import ROUNDING, Runtime, Trial
 from fewbits.kernels.packed import Packed
+from fewbits.models.importing.gguf import write_gguf
 from fewbits.models.importing.packed_tensors import packed_weight, to_packed
 from fewbits.models.importing.safetensors_files import INDEX, SINGLE
 from fewbits.models.networks.decoder import Decoder
 from fewbits.models.networks.huggingface import to_huggingface
 from fewbits.models.quantize import Quantization, quantize
 
-HUGGINGFACE = "huggingface"
+HUGGINGFACE, GGUF = "huggingface", "gguf"
 SHARD = 5_000_000_000  # bytes of tensors in a file, as transformers writes them
 
 
@@ -127,7 +128,7 @@ def export_run(run: FinishedRun, folder: Path, format_: str = HUGGINGFACE, shard
 
     Raise ValueError if transformers has no model that computes the same function, or the format cannot store the
     recipe's weights. format_: `huggingface` for the master weights in FP32, or one of packed_tensors.FORMATS for the
-    weights as the forward product reads them. shard: the most bytes of tensors in a file.
+    weights as the forward product reads them, or `gguf`. shard: the most bytes of tensors in a file.
     """
     trial, sampler = run.trial, run.trial.recipe.sampler
     if sampler.kind != "none" and sampler.in_evaluation:
@@ -138,11 +139,14 @@ def export_run(run: FinishedRun, folder: Path, format_: str = HUGGINGFACE, shard
     if folder.exists():
         raise ValueError(f"{folder} exists already: choose another folder with --out, or remove it")
     state = checkpoints.unflatten(run.checkpoint.tensors(under="model."), run.checkpoint.state["model"])
-    if format_ == HUGGINGFACE:
+    packed = {} if format_ == HUGGINGFACE else run.packed_weights()
+    if format_ in (HUGGINGFACE, GGUF):
         config, weights = to_huggingface(trial.model, state, run.separator)
         lines = [f"the recipe {trial.recipe.name} was not exported: transformers computes with unquantized operands"]
     else:
-        config, weights, lines = to_packed(trial.model, state, run.packed_weights(), format_, run.separator)
+        config, weights, lines = to_packed(trial.model, state, packed, format_, run.separator)
+    if packed:
+        lines = [] if format_ == GGUF else lines
         lines.append(f"of the recipe {trial.recipe.name} only fprop.w was exported: inputs are not quantized")
     tokenizer = None
     try:
@@ -151,9 +155,13 @@ def export_run(run: FinishedRun, folder: Path, format_: str = HUGGINGFACE, shard
         lines.append(f"no tokenizer was written: {error}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder_atomically(folder) as partial:
-        _write_json(partial / "config.json", config)
-        _write_json(partial / "generation_config.json", {k: v for k, v in config.items() if k.endswith("_token_id")})
-        _write_shards(partial, weights, shard)
+        if format_ == GGUF:
+            write_gguf(partial / "model.gguf", trial.model, state, packed)
+        else:
+            _write_json(partial / "config.json", config)
+            tokens = {key: value for key, value in config.items() if key.endswith("_token_id")}
+            _write_json(partial / "generation_config.json", tokens)
+            _write_shards(partial, weights, shard)
         if tokenizer is not None:
             _write_tokenizer(partial, tokenizer, trial.model.context)
     return lines

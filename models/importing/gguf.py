@@ -1,4 +1,4 @@
-"""Read a published model from a GGUF file: the metadata become a DecoderConfig, the tensors the decoder's parameters.
+"""Read and write GGUF files: the metadata are those of a DecoderConfig, the tensors are the decoder's parameters.
 
 The package `gguf` of llama.cpp reads the file through a memory map, and decodes packed tensors.
 
@@ -23,8 +23,12 @@ import torch
 from torch import Tensor
 
 from fewbits.common.extras import extras
+from fewbits.kernels.packed import Packed
+from fewbits.kernels.packing import unpack
 from fewbits.models.importing.layouts import Fields, Layout, Published
+from fewbits.models.importing.packed_tensors import by_row
 from fewbits.models.networks.decoder import DecoderConfig
+from fewbits.models.networks.huggingface import halves, to_huggingface
 
 ARCHITECTURE, TOKENS = "general.architecture", "tokenizer.ggml.tokens"
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
@@ -174,6 +178,90 @@ def _config(name: str, file: GgufFile, kind: str, family: _Family) -> DecoderCon
 def _shortest(value: float) -> float:
     """Return the shortest decimal number that rounds to the same FP32 number: 1e-5 for 9.999999747378752e-06."""
     return float(str(np.float32(value)))
+
+
+def write_gguf(path: Path, config: DecoderConfig, state: Mapping[str, Tensor], packed: Mapping[str, Packed]) -> None:
+    """Write a decoder to a new GGUF file, without a tokenizer: other weights than the packed ones in FP32.
+
+    packed: weights in NVFP4, whose tensor scale becomes NAME.scale, or MXFP4, by their names in `state`. Raise
+    ValueError if GGUF has no architecture for the decoder, or no type for a packed weight.
+    """
+    with extras():
+        from gguf import GGMLQuantizationType, GGUFWriter
+
+    content, _ = to_huggingface(config, state)
+    kind = content["model_type"]
+    if kind not in _FAMILIES:
+        raise ValueError(f"model {config.name} cannot be exported: GGUF's {kind} is not supported")
+    family, writer = _FAMILIES[kind], GGUFWriter(path, kind)
+    for key, value in _metadata(config, kind).items():
+        (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(key, value)
+    writer.add_tokenizer_model("no_vocab")
+    tensors = dict(state)
+    if config.tied:
+        tensors.pop("head.weight", None)
+    if kind == "gpt2":  # whose layers all have biases in llama.cpp
+        named = [name for name in tensors if name.startswith(("blocks.", "norm.")) and name.endswith(".weight")]
+        tensors = {name.replace(".weight", ".bias"): torch.zeros(len(tensors[name])) for name in named} | tensors
+    for name, value in tensors.items():
+        sources = family.layout.sources(name)
+        heads, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        sizes = [len(value)] if len(sources) == 1 else [heads, keys, keys]
+        weight = packed.get(name)
+        blocks, type_ = (value.float(), None) if weight is None else _blocks(name, weight)
+        for source, rows in zip(sources, blocks.split(sizes), strict=True):
+            if family.layout.halves and source.split(".")[-2] in ("attn_q", "attn_k"):
+                rows = halves(config, rows)
+            if family.layout.norm_offset and name.endswith("norm.weight"):
+                rows = rows + family.layout.norm_offset
+            raw = None if type_ is None else GGMLQuantizationType[type_]
+            writer.add_tensor(source, np.ascontiguousarray(rows.cpu().numpy()), raw_dtype=raw)
+            if weight is not None and weight.group_scales is not None:
+                writer.add_tensor(source.removesuffix("weight") + "scale", weight.group_scales.cpu().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _metadata(config: DecoderConfig, kind: str) -> dict[str, Any]:
+    eps = "layer_norm_rms_epsilon" if config.norm == "rmsnorm" else "layer_norm_epsilon"
+    rope = {"rope.freq_base": float(config.rope_theta)}
+    rope["rope.dimension_count"] = int(config.head_dim * config.rope_fraction)
+    values = {
+        "vocab_size": config.vocab,
+        "embedding_length": config.width,
+        "block_count": config.layers,
+        "context_length": config.context,
+        "feed_forward_length": config.ffn,
+        "attention.head_count": config.heads,
+        "attention.head_count_kv": config.kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        f"attention.{eps}": float(config.norm_eps),
+        **({} if config.positions == "learned" else rope),
+    }
+    return {f"{kind}.{key}": value for key, value in values.items()}
+
+
+def _blocks(name: str, weight: Packed) -> tuple[Tensor, str]:
+    """Return the bytes of a packed weight, with its rows, and the name of GGUF's type.
+
+    A block has its scales and then its codes. The low nibbles of the codes are the first half of the 16 (NVFP4) or 32
+    (MXFP4) elements that share a scale, the high nibbles the second half.
+    """
+    (rows, cols), q = weight.shape, weight.quantizer
+    facts = (str(q.format), q.block.cols, str(q.traits.stored))
+    types = {("e2m1", 16, "e4m3"): ("NVFP4", 4), ("e2m1", 32, "e8m0"): ("MXFP4", 1)}
+    if facts not in types or cols % (size := types[facts][1] * facts[1]):
+        raise ValueError(
+            f"{name} is quantized by {q} with {cols} elements in a row; GGUF stores e2m1:1x16:nvfp4 in multiples of 64 "
+            "elements and e2m1:1x32:mx in multiples of 32"
+        )
+    type_, several = types[facts]
+    codes = unpack(weight.codes.cpu(), 4, cols).view(rows, -1, several, 2, size // several // 2).to(torch.uint8)
+    nibbles = (codes[..., 0, :] | codes[..., 1, :] << 4).flatten(2)
+    return torch.cat([by_row(weight).view(rows, -1, several), nibbles], 2).flatten(1), type_
 
 
 _GPT2_NAMES = {"positions": "position_embd", "attention.qkv": "blk.{}.attn_qkv"}

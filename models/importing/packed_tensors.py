@@ -22,7 +22,7 @@ from fewbits.kernels.dialects import DIALECTS, Dialect, TwoLevel
 from fewbits.kernels.formats import TABLE
 from fewbits.kernels.packed import Packed, encode
 from fewbits.kernels.packing import unpack
-from fewbits.kernels.quantizer import Mixture, Quantizer
+from fewbits.kernels.quantizer import Quantizer
 from fewbits.kernels.reference.elements import values_of
 from fewbits.models.importing.layouts import Fields
 from fewbits.models.importing.safetensors_files import SafetensorsFolder
@@ -85,9 +85,9 @@ def packed_weight(layer: QuantizedLinear, context: StepContext, dtype: torch.dty
     slot = layer.plans[context.switched].w.first
     if slot.spec is None:
         return None
-    if isinstance(slot.spec, Mixture) or slot.spec.hadamard:
-        why = "a mixture" if isinstance(slot.spec, Mixture) else "a rotation"
-        raise ValueError(f"layer {layer.name}: fprop.w is {why} ({slot.spec}), which packed formats cannot express")
+    if not isinstance(slot.spec, Quantizer) or slot.spec.hadamard:
+        why = "has a rotation" if isinstance(slot.spec, Quantizer) else f"is a {type(slot.spec).__name__.lower()}"
+        raise ValueError(f"layer {layer.name}: fprop.w {why} ({slot.spec}), which packed formats cannot express")
     seed = layer.seed(context, "fprop.w") if slot.spec.needs_seed else None
     return encode(layer.matrix.detach().to(dtype), slot.spec, axis=slot.axis, seed=seed)
 
@@ -98,7 +98,7 @@ def nearest_scale(storage: Storage, packed: Packed) -> tuple[Tensor, int]:
     The values are compared in the dtype of the packed tensor, with those of `decode`.
     """
     assert packed.group_scales is not None
-    scales = _by_row(packed).long().repeat_interleave(storage.columns, 1)
+    scales = by_row(packed).long().repeat_interleave(storage.columns, 1)
     pairs = (scales * 8 + (unpack(packed.codes, 4, packed.shape[1]) & 7)).unique()
     q, s = values_of(pairs & 7, TABLE["e2m1"]), values_of(pairs >> 3, TABLE["e4m3"])
     d = packed.group_scales.float().cpu()
@@ -112,7 +112,7 @@ def nearest_scale(storage: Storage, packed: Packed) -> tuple[Tensor, int]:
     return candidates[best], int(wrong[best])
 
 
-def _by_row(packed: Packed) -> Tensor:
+def by_row(packed: Packed) -> Tensor:
     """Return the block scales with a row for each row of the tensor."""
     assert packed.scales is not None
     tall = packed.quantizer.block.resolve(packed.shape)[0]
@@ -138,7 +138,7 @@ def to_packed(
     wrong = 0
     parts: list[dict[str, Tensor]] = [{}, {}, {}]  # codes, scales and, as a column, the tensor's scale
     for name, weight in packed.items():
-        parts[0][name], parts[1][name] = weight.codes.cpu(), _by_row(weight)
+        parts[0][name], parts[1][name] = weight.codes.cpu(), by_row(weight)
         if storage.tensor:
             scale, differing = nearest_scale(storage, weight)
             parts[2][name] = scale.expand(weight.shape[0], 1)

@@ -218,13 +218,13 @@ def _rope_weights(config: DecoderConfig, state: Mapping[str, Tensor]) -> Weights
             weights |= _renamed(state, ours + name, theirs + their_name)
         parts = _queries_keys_values(config, state, f"{ours}attention.")
         for name, pair in zip("qkv", parts, strict=True):
-            weight, bias = (_halves(config, rows) if name != "v" else rows for rows in pair)
+            weight, bias = (halves(config, rows) if name != "v" else rows for rows in pair)
             assert weight is not None
             weights |= _named(f"{theirs}self_attn.{name}_proj", weight, bias)
     return weights
 
 
-def _halves(config: DecoderConfig, rows: Tensor | None) -> Tensor | None:
+def halves(config: DecoderConfig, rows: Tensor | None) -> Tensor | None:
     """Reorder the rows of W_q or W_k, or the entries of their biases, for the RoPE of transformers.
 
     In the given order, RoPE rotates the dimensions (2i, 2i + 1) of each head together; in the returned order, it

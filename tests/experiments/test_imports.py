@@ -20,6 +20,7 @@ from fewbits.experiments.storage.run_folder import RunFolder, saved_trial
 from fewbits.experiments.training import run
 from fewbits.experiments.trial import Branch, Runtime
 from fewbits.kernels.packed import decode
+from fewbits.models.importing.sources import read_published
 from fewbits.models.quantize import unquantized
 from tests.experiments.data.data_inputs import bin_folder
 from tests.experiments.trial_inputs import overrides, tensors, train
@@ -95,6 +96,11 @@ def test_a_packed_export_in_shards_is_imported_with_the_bits_that_fprop_reads(
     for name, value in before.items():
         expected = decode(packed[name]).float() if name in packed else value
         assert torch.equal(after[name], expected), name
+    assert any("inputs are not quantized" in line for line in export_run(run, tmp_path / "gguf", "gguf"))
+    assert {"model.gguf", "tokenizer.json"} <= {path.name for path in (tmp_path / "gguf").iterdir()}
+    read = read_published(str(tmp_path / "gguf" / "model.gguf")).state()
+    for name in packed:
+        assert torch.equal(read[name].bfloat16(), decode(packed[name])), name
 
 
 def test_a_hybrid_is_refused_without_a_trace(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
