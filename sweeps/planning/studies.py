@@ -188,7 +188,7 @@ def _load(file: Path, study: str, changes: Sequence[str]) -> Sweep:
     data = compose_file(file, _BASE, changes, group="scale")
     data["study"], data["arms"] = data["study"] or study, data["arms"] or {"": {}}
     for key, of_single_sweeps in _OF_SINGLE_SWEEPS.items():
-        own = data.pop(of_single_sweeps).get(file.stem)
+        own = data.pop(of_single_sweeps, {}).get(file.stem)
         if own is not None and key not in changed:
             data[key] = own
     try:
