@@ -14,17 +14,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from fewbits.models.networks.layers import ACTIVATIONS, GATED_ACTIVATIONS, Linear
 
-if TYPE_CHECKING:
-    from fewbits.models.networks.decoder import DecoderConfig
+
+class Sizes(Protocol):
+    """What a feed-forward part reads of a DecoderConfig."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def ffn(self) -> int: ...
+    @property
+    def bias(self) -> bool: ...
+    @property
+    def activation(self) -> str: ...
+    @property
+    def experts(self) -> int: ...
+    @property
+    def active_experts(self) -> int: ...
+    @property
+    def shared_ffn(self) -> int: ...
+    @property
+    def balance(self) -> float: ...
+
 
 _balance: ContextVar[list[Tensor] | None] = ContextVar("balance", default=None)
 
@@ -43,12 +61,13 @@ def balance_losses() -> Iterator[list[Tensor]]:
 class FeedForward(nn.Module):
     """The feed-forward layer: `down(activation(up(x)))`; for gated activations, `down(activation(gate(x), up(x)))`."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: Sizes, ffn: int = 0) -> None:
         super().__init__()
-        up = partial(Linear, config.width, config.ffn, part="up", bias=config.bias)
+        ffn = ffn or config.ffn
+        up = partial(Linear, config.width, ffn, part="up", bias=config.bias)
         self.gate = up() if config.activation in GATED_ACTIVATIONS else None
         self.up = up()
-        self.down = Linear(config.ffn, config.width, part="down", bias=config.bias)
+        self.down = Linear(ffn, config.width, part="down", bias=config.bias)
         self.activation = config.activation
 
     def forward(self, x: Tensor) -> Tensor:
@@ -60,12 +79,12 @@ class FeedForward(nn.Module):
 class MixtureOfExperts(nn.Module):
     """A mixture of experts in place of a feed-forward layer; the module's docstring defines it."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: Sizes) -> None:
         super().__init__()
         self.active, self.balance = config.active_experts, config.balance
         self.router = Linear(config.width, config.experts, part="router")
         self.experts = nn.ModuleList(FeedForward(config) for _ in range(config.experts))
-        self.shared = FeedForward(replace(config, ffn=config.shared_ffn)) if config.shared_ffn else None
+        self.shared = FeedForward(config, config.shared_ffn) if config.shared_ffn else None
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         x_ND = x_BTD.flatten(0, 1)

@@ -48,6 +48,7 @@ def test_codes_and_scales_are_those_of_a_published_quantizer(package: str, spec:
             n = nibbles(packed.codes)
             assert_same((n & 7) * (1 - (n >> 2 & 2)), (nibbles(codes) ^ 8) - 8, name)
             continue
+        assert packed.scales is not None
         its = replace(packed, codes=codes, scales=scales.view_as(packed.scales))
         tall = packed.quantizer.block.rows or 1
         if packed.quantizer.select:
@@ -59,6 +60,7 @@ def test_codes_and_scales_are_those_of_a_published_quantizer(package: str, spec:
             assert bool(((mine - theirs).abs() <= 1e-3 * mine)[other].all()), name
             assert int(other.sum()) <= 5, name
         else:
+            assert its.scales is not None
             assert_same(packed.scales, its.scales, name)
             assert bool(same_codes(packed, its, tall).all()), name
 

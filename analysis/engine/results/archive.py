@@ -257,14 +257,13 @@ class Joined(Files):
 
     def __init__(self, archives: Sequence[Archive]) -> None:
         super().__init__()
-        self._archives = archives
+        self._own, self._archives = Files(), archives
         self._places: dict[str, Files] = {}
 
     def _place(self, planned: Planned) -> Files:
         if planned.id not in self._places:
-            own: Files = super()
-            others = () if own.standing(planned).state in OVER else self._archives
-            self._places[planned.id] = next((one for one in others if one.has_finished(planned)), own)
+            others = () if self._own.standing(planned).state in OVER else self._archives
+            self._places[planned.id] = next((one for one in others if one.has_finished(planned)), self._own)
         return self._places[planned.id]
 
     def standing(self, planned: Planned) -> Standing:
