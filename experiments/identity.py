@@ -146,6 +146,11 @@ def _settings(value: Any, path: str) -> dict[str, Any]:
         item, key = getattr(value, field.name), f"{path}{field.name}"
         if key not in FREE and not ("neutral" in field.metadata and item == field.metadata["neutral"]):
             result[field.name] = _settings(item, f"{key}.") if dataclasses.is_dataclass(item) else item
+            if isinstance(item, tuple):  # such as the rules of a recipe
+                result[field.name] = tuple(
+                    dataclasses.asdict(one) if dataclasses.is_dataclass(one) and not isinstance(one, type) else one
+                    for one in item
+                )
     return result
 
 

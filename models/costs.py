@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from fewbits.kernels.quantizer import Mixture, Quantizer
 from fewbits.kernels.scaled_products import FORMS, GPUS
@@ -10,8 +11,11 @@ from fewbits.models.chain import Chain, Spec
 from fewbits.models.execution import form_of_slot
 from fewbits.models.recipe import GEMMS, Operands
 
+if TYPE_CHECKING:
+    from fewbits.models.quantize import Quantization
+
 HIGH_BITS = 16.0
-# The dense peak rates of products on Blackwell data-center GPUs, as multiples of that of BF16 products.
+# The dense peak rates of products on Hopper and Blackwell data-center GPUs, as multiples of that of BF16 products.
 RATES = {"fp8": 2.0, "mxfp8": 2.0, "nvfp4": 4.0}
 
 
@@ -38,15 +42,34 @@ def _bits(q: Quantizer) -> float:
     return q.format.bits + shared
 
 
-def product_rates(operands: Operands) -> Mapping[str, float]:
-    """Return for each GEMM the ratio of its peak rate to that of BF16: 1 if no scaled product has these operands."""
+def mean_bits(spec: Spec | None, shares: Mapping[str, float]) -> float:
+    """Return the mean bits of an element. shares: of each format in a mixture's decisions; without them, the fewest."""
+    if isinstance(spec, Mixture) and shares:
+        bits = {str(one.quantizer.format): _bits(one.quantizer) for one in spec.entries}
+        return sum(shares.get(name, 0.0) * bits[name] for name in bits)
+    return bits_per_element(spec)[0]
+
+
+def over_layers(quantization: Quantization, measure: Callable[[Operands], float]) -> float:
+    """Return the mean of what `measure` says of the operands of each linear layer, weighted by the layers' sizes."""
+    sizes = [layer.in_features * layer.out_features for layer in quantization.layers]
+    values = [measure(layer.plans[0].operands) for layer in quantization.layers]
+    return sum(size * value for size, value in zip(sizes, values, strict=True)) / sum(sizes)
+
+
+def product_rates(operands: Operands, major: int | None = None) -> Mapping[str, float]:
+    """Return for each GEMM the ratio of its peak rate to that of BF16: 1 if no scaled product has these operands.
+
+    major: the compute capability of the GPUs on which torch must have the product; None: any.
+    """
     rates = {}
     for gemm in GEMMS:
         forms = tuple(str(form_of_slot(slot)) for name, slot in operands.items() if name.startswith(f"{gemm}."))
-        rates[gemm] = RATES[FORMS[forms[0]].kind] if len(forms) == 2 and (forms[0], forms[1]) in GPUS else 1.0
+        on = GPUS.get((forms[0], forms[1]), ()) if len(forms) == 2 else ()
+        rates[gemm] = RATES[FORMS[forms[0]].kind] if on and major in (None, *on) else 1.0
     return rates
 
 
-def layer_rate(operands: Operands) -> float:
+def layer_rate(operands: Operands, major: int | None = None) -> float:
     """Return the ratio of the peak rate of a layer's three GEMMs, which have equal work, to that of BF16."""
-    return len(GEMMS) / sum(1 / rate for rate in product_rates(operands).values())
+    return len(GEMMS) / sum(1 / rate for rate in product_rates(operands, major).values())

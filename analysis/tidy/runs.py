@@ -35,7 +35,7 @@ from fewbits.experiments.trial import Trial
 from fewbits.sweeps.planning.store import OVER
 from fewbits.sweeps.planning.stored_plans import FOLDER as PLANS
 from fewbits.sweeps.planning.stored_plans import RUNS, find_plan, runs_named
-from fewbits.sweeps.planning.studies import STUDIES, load_sweeps
+from fewbits.sweeps.planning.studies import SWEPT, load_sweeps
 
 if TYPE_CHECKING:
     from fewbits.analysis.report.study_report import StudyReport
@@ -146,7 +146,7 @@ def read(sweep: PathLike, *overrides: str, scale: str | None = None, runs: PathL
         archive = read_archive(Path(sweep).expanduser())
         results, selected = Results(archive.plan, archive), archive.overrides
     else:
-        name = f"study={sweep}" if sweep in STUDIES else os.fspath(sweep)
+        name = f"study={sweep}" if sweep in SWEPT else os.fspath(sweep)
         selected = (name, *overrides, *([f"scale={scale}"] if scale else []))
         store = Path(runs) if runs else None if _names_store(selected) else _nearest_store()
         if store:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
 
 from fewbits.common.from_dict import from_dict, one_of
 from fewbits.experiments.composition import compose_file, nearest_first
@@ -78,6 +79,14 @@ _ALL = (
     ),
 )
 STUDIES = {study.name: study for study in _ALL}
+ATLAS = Study(
+    "atlas", "The atlas of recipes", "", "measures every recipe on the same weights, batches and seeds; no report"
+)
+SWEPT = STUDIES | {ATLAS.name: ATLAS}  # the valid names of `fewbits sweep study=NAME`
+# In a sweep file, `${recipes:[A,B]}` is the list of all recipes of fewbits except A and B, so that new ones take part.
+OmegaConf.register_new_resolver(
+    "recipes", lambda left_out: [name for name in names("recipe") if name not in left_out], replace=True
+)
 
 
 def outline_of(study: Study) -> list[dict[str, Any]]:
@@ -155,11 +164,11 @@ def _files(chosen: dict[str, str], changes: Sequence[str], own: Folders) -> list
             raise ValueError(f"there is no sweep file {path}: {expected}")
         return [(path, path.stem)]
     if study is None:
-        raise ValueError(f"name a sweep: study=NAME or a sweep file FILE.yaml; valid studies are {', '.join(STUDIES)}")
-    one_of("study", study, STUDIES)
+        raise ValueError(f"name a sweep: study=NAME or a sweep file FILE.yaml; valid studies are {', '.join(SWEPT)}")
+    one_of("study", study, SWEPT)
     scale = [Sweep("").scale, *(change.partition("=")[2] for change in changes if change.startswith("scale="))][-1]
-    one_of("scale", scale, STUDIES[study].scales)
-    at = {each["name"]: each["scales"] for each in outline_of(STUDIES[study])}
+    one_of("scale", scale, SWEPT[study].scales)
+    at = {each["name"]: each["scales"] for each in outline_of(SWEPT[study])}
     files = {name: CONFIG / study / f"{name}.yaml" for name in at}
     if sweep is not None:
         one_of("sweep", sweep, files)
@@ -170,7 +179,7 @@ def _files(chosen: dict[str, str], changes: Sequence[str], own: Folders) -> list
 
 def _suggestion(argument: str, own: Folders) -> str:
     """Return a hint such as `did you mean study=mor?` for an argument that is not valid; empty if nothing fits."""
-    files = {f"study={argument}": argument in STUDIES, f"sweep={argument}": own.file(SWEEPS, argument)}
+    files = {f"study={argument}": argument in SWEPT, f"sweep={argument}": own.file(SWEEPS, argument)}
     files[f"{argument}.yaml"] = Path(f"{argument}.yaml").is_file()
     return next((f"did you mean {valid}?" for valid, exists in files.items() if exists), "")
 

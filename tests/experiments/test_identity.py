@@ -120,6 +120,11 @@ def test_a_setting_that_is_added_later_leaves_the_ids_of_trials_that_do_not_use_
     assert trial_id(identity(other, "data", "cpu")) != trial_id(identity(trial, "data", "cpu"))
 
 
+def test_a_rule_of_a_recipe_is_part_of_an_id() -> None:
+    trials = [load_trial(["recipe=deepseek-v3", f"recipe.attention_output={text}"])[0] for text in ("high", "bf16")]
+    assert len({trial_id(identity(trial, "data", "cpu")) for trial in trials}) == 2
+
+
 def test_settings_that_have_their_defaults_are_hashed_so_that_defaults_may_change() -> None:
     assert identity(load_trial([])[0], "data", "cpu")["config"]["training"]["blow_up"] == 3.0
 

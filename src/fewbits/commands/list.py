@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -127,7 +129,7 @@ def _print_recipes(name: str | None, searched: Sequence[str], as_json: bool) -> 
         for one, (recipe, settings) in recipes.items():
             texts = {"about": recipe.about, "source": recipe.source, "differs": recipe.differs}
             head = {"name": one, **texts, "operands": _operands(recipe), "output": recipe.wgrad.output}
-            rows.append({**head, **_fields(recipe), "settings": settings})
+            rows.append({**head, **_fields(recipe), "settings": settings, "atlas": _atlas().get(one)})
         print_json(rows)
     elif name is None or wrong:
         print("\n\n".join(_entry(one, recipe) for one, (recipe, _) in recipes.items()))
@@ -178,7 +180,29 @@ def _entry(name: str, recipe: Recipe) -> str:
     if switch.at < 1:
         which = "all" if switch.passes == "both" else f"{switch.passes}'s"
         lines.append(f"from {switch.at:.0%} of training on, {which} operands {switch.to}")
+    lines += _atlas_lines(_atlas().get(name, {}))
     return "\n  ".join(lines)
+
+
+@cache
+def _atlas() -> dict[str, Any]:
+    """Return what docs/atlas says of each recipe; empty where this page is missing, as in an installed wheel."""
+    file = Path(__file__).resolve().parents[3] / "docs" / "atlas" / "atlas.json"
+    return cast(dict[str, Any], json.loads(file.read_text("utf-8"))["recipes"]) if file.is_file() else {}
+
+
+def _atlas_lines(row: Mapping[str, Any]) -> Iterator[str]:
+    for model, values in row.get("measured", {}).items():
+        bits, (loss, error, bias, noise) = (
+            values.get("bits", row["bits"]),
+            (values.get(key, [math.nan])[0] for key in ("loss", "error", "bias", "noise")),
+        )
+        yield (
+            f"atlas, {model}: {bits:.3g} bits, loss {loss:+.3g} %, gradient error {error:.3g} % "
+            f"(bias {bias:.3g} %, noise {noise:.3g} %)"
+        )
+    if row.get("measured"):
+        yield f"atlas, product time: {row['H100']:.2f} of BF16's on H100, {row['B200']:.2f} on B200"
 
 
 def _slot_lines(recipe: Recipe) -> Iterator[str]:
