@@ -51,14 +51,15 @@ HEADS = {
     "seconds": "emulation, ms",
 }
 INTRO = """\
-Each recipe quantizes all blocks of the same models, with the same weights, batches and seeds; nothing is trained with
-it. The gradient error is ‖ĝ − g‖ / ‖g‖ with the recipe's gradient ĝ and BF16's g. Its bias is the part that stays when
-it is averaged over rounding seeds, its noise the part that changes with them; error² ≈ bias² + noise². Numbers after ± are
-half of the 90 % interval over seeds, each of which reads other documents. Bits are means over the six operands of a
-linear layer, with their shares of block scales; of a mixture with the decisions made, of a chain those of its last
-quantizer. Product time is that of a layer's three GEMMs at peak rates, in those of BF16: 1 if torch has no product of
-these operands on that GPU. Emulation is the time of a forward and backward pass over 1,024 tokens of nemotron-nano on
-two CPU threads. Delayed scales are current ones here, as in a first step."""
+Each recipe quantizes all blocks of the same models, with the same weights, batches and seeds; nothing is
+trained with it. The gradient error is ‖ĝ − g‖ / ‖g‖ with the recipe's gradient ĝ and BF16's g. Its bias is the
+part that stays when it is averaged over rounding seeds, its noise the part that changes with them; error² ≈
+bias² + noise². Numbers after ± are half of the 90 % interval over seeds, each of which reads other documents.
+Bits are means over the six operands of a linear layer, with their shares of block scales; of a mixture with the
+decisions made, of a chain those of its last quantizer. Product time is that of a layer's three GEMMs at peak
+rates, in those of BF16: 1 if torch has no product of these operands on that GPU. Emulation is the time of a
+forward and backward pass over 1,024 tokens of nemotron-nano on two CPU threads. Delayed scales are current ones
+here, as in a first step."""
 SORT = """
 document.querySelectorAll("table.sorts thead th").forEach((head, column) => head.onclick = () => {
   const body = document.querySelector("table.sorts tbody"), up = head.ariaSort !== "ascending";

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fewbits.commands import list as listing
+from fewbits.experiments.config import load_recipe
 from fewbits.experiments.config_files import names
 from fewbits.kernels.quantizer import Mixture
 from fewbits.models.costs import mean_bits, product_rates
@@ -31,6 +32,11 @@ def test_a_sweep_measures_every_recipe_or_says_why_not(scale: str) -> None:
     assert sorted([*probed, *unmeasured]) == sorted(names("recipe"))
     assert all(unmeasured.values())
     assert scale == "smoke" or len(sweep.seeds) >= 6
+
+
+def test_recipes_of_scale_pretrained_can_leave_weights_in_high_precision() -> None:
+    (sweep,), _ = load_sweeps(("study=atlas", "scale=pretrained"))
+    assert all(load_recipe(name, {"fprop.w": "high", "dgrad.w": "high"}).operands for name in sweep.axes["recipe"])
 
 
 def test_recipes_are_compared_on_equal_weights_batches_and_seeds() -> None:
