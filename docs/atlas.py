@@ -72,16 +72,17 @@ document.querySelectorAll("table.sorts thead th").forEach((head, column) => head
   body.append(...[...body.rows].sort(order));
 });"""
 STYLE = """
+body { display: block; }
 main { max-width: 90rem; }
-table.sorts thead th { cursor: pointer; max-width: 6.5rem; }
+table.sorts thead th { cursor: pointer; max-width: 6.5rem; white-space: normal; }
 table.sorts thead th[aria-sort=ascending]::after { content: " ▲"; }
 table.sorts thead th[aria-sort=descending]::after { content: " ▼"; }
 table.sorts tbody th { position: sticky; left: 0; background: var(--paper); font-weight: 600; }
 table.sorts tbody tr { border-top: 1px solid var(--line); }
-table.sorts td.about { min-width: 17rem; }
+table.sorts td.about { min-width: 30rem; }
 table.sorts td code { overflow-wrap: normal; white-space: nowrap; display: block; }
 .picture img { display: block; width: 100%; min-width: 50rem; }
-.choice label { margin-right: 1.2rem; white-space: nowrap; }
+.choice label { display: block; }
 @media (max-width: 40rem) { table.sorts tbody th { max-width: 6.5rem; overflow-wrap: anywhere; } }
 """
 

@@ -61,5 +61,7 @@ def _finish(app: Any, error: Exception | None) -> None:
         return
     for report in (ROOT / "docs" / "gallery").glob("*/"):
         shutil.copytree(report, Path(app.outdir) / "gallery" / report.name, dirs_exist_ok=True)
+    if (atlas := ROOT / "docs" / "atlas").is_dir():
+        shutil.copytree(atlas, Path(app.outdir) / "atlas", dirs_exist_ok=True)
     if broken := pages.broken_links(Path(app.outdir)):
         raise SphinxError("links that lead nowhere:\n" + "\n".join(broken))

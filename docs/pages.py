@@ -114,6 +114,10 @@ def listing(group: str) -> Callable[[], str]:
             f"# {group.capitalize()}",
             f"`fewbits list {group}` prints this, `fewbits list {group} NAME` the settings.",
         ]
+        if group == "recipes" and (ROOT / "docs" / "atlas" / "index.html").is_file():
+            parts.append(
+                "[The atlas](../atlas/index.html) has a picture and a table of what all of them change and cost."
+            )
         text = _printed("list", group)
         if group in ("recipes", "studies"):
             for entry in text.split("\n\n"):
