@@ -109,7 +109,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_atomically(chosen.out / name, archived(found.results, found.overrides))
     for name, row in recipes.items():
         row["seconds"] = seconds(name) if chosen.time and row["measured"] else before.get(name, {}).get("seconds")
-    head = {"date": datetime.now(UTC).date().isoformat(), "commit": (commit() or "unknown")[:10], "models": models}
+    head: dict[str, Any] = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": (commit() or "unknown")[:10],
+        "models": models,
+    }
+    head["archives"] = sorted(path.name for path in chosen.out.glob("results-*.parquet"))
     write_atomically(file, (json.dumps({**head, "recipes": recipes}, indent=1, ensure_ascii=False) + "\n").encode())
     write_atomically(chosen.out / "errors.svg", picture(recipes, next(iter(models))).encode())
     write_atomically(chosen.out / "index.html", page({**head, "recipes": recipes}).encode())
@@ -294,8 +299,7 @@ def page(atlas: Mapping[str, Any]) -> str:
     heads = [Markup("<th>recipe</th>"), *_heads(models), Markup("<th>about</th><th>source</th><th>operands</th>")]
     rows = Markup().join(_row(name, row, models) for name, row in atlas["recipes"].items())
     files = Markup(", ").join(
-        Markup('<a href="{0}">{0}</a>').format(file)
-        for file in ("atlas.json", *(f"results-{scale}.parquet" for scale in _scales(models)))
+        Markup('<a href="{0}">{0}</a>').format(file) for file in ("atlas.json", *atlas["archives"])
     )
     body = Markup(
         "<style>{}{}</style><h1>The atlas: every recipe on the same weights</h1>"
@@ -318,10 +322,6 @@ def page(atlas: Mapping[str, Any]) -> str:
     return document(
         "The atlas of recipes", body, [], Markup("The numbers: {}. docs/atlas.py writes this page.").format(files)
     )
-
-
-def _scales(models: Iterable[str]) -> list[str]:
-    return sorted(path.stem.removeprefix("results-") for path in FOLDER.glob("results-*.parquet")) if models else []
 
 
 def _heads(models: Mapping[str, str]) -> Iterable[Markup]:

@@ -81,7 +81,7 @@ def test_the_table_has_means_with_intervals_and_reasons(script: Any, monkeypatch
     assert recipes["mor/two-way"]["measured"]["nemotron-nano"]["bits"] == pytest.approx(0.75 * 8 + 0.25 * 16, abs=1e-2)
     assert (recipes["nvfp4"]["H100"], recipes["nvfp4"]["B200"]) == (1, 0.25)
     assert 4.2 < recipes["nvfp4"]["bits"] < 4.5
-    page = script.page({"date": "2026-01-02", "commit": "abc", "models": models, "recipes": recipes})
+    page = script.page({"date": "2026-01-02", "commit": "abc", "archives": [], "models": models, "recipes": recipes})
     assert page.count("<tr>") == 1 + len(recipes)
     assert page.count("learned during training") >= 3
     assert 'data-key="25">25.0<small> ± 32</small>' in page
