@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from fewbits.kernels.quantizer import Mixture, Quantizer
-from fewbits.models.hooks import HookStage
+from fewbits.models.hooks import HOOKS, HookStage
 
 THEN = ">"
 SAME = "same"
@@ -89,7 +89,12 @@ def parse(text: str) -> Spec:
 def _stage(text: str) -> Stage:
     if "|" in text:
         return Mixture.parse(text)
-    return HookStage.parse(text) or Quantizer.parse(text)
+    if hook := HookStage.parse(text):
+        return hook
+    try:
+        return Quantizer.parse(text)
+    except ValueError as error:
+        raise ValueError(f"{error}; hooks are {', '.join(HOOKS)}") from None
 
 
 def first_quantizer(spec: Spec) -> Quantizer:

@@ -32,6 +32,8 @@ from fewbits.kernels.reference.scales import FLT_MAX, Scales, ideal, restore, st
 
 USES = ("max", "recent")
 
+LONGEST = 65_536  # steps; a history has a number for each of them, and for each slot of each layer
+
 
 @dataclass(frozen=True)
 class Delayed:
@@ -50,8 +52,8 @@ class Delayed:
     def __post_init__(self) -> None:
         one_of("delayed.use", self.use, USES)
         for name, value in (("history", self.history), ("hold", self.hold)):
-            if value < 1:
-                raise ValueError(f"delayed.{name} {value}: expected a number of steps, 1 or more")
+            if not 1 <= value <= LONGEST:
+                raise ValueError(f"delayed.{name} {value}: expected a number of steps from 1 to {LONGEST:,}")
         if not -64 <= self.margin <= 64:
             raise ValueError(f"delayed.margin {self.margin}: expected a power of two, -64 to 64")
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -141,7 +142,9 @@ class HookStage:
             try:
                 settings[key] = float(value)
             except ValueError:
-                raise ValueError(f"hook {name}: {part!r}: a number is expected") from None
+                settings[key] = math.nan
+            if not math.isfinite(settings[key]):
+                raise ValueError(f"hook {name}: {part!r}: a finite number is expected")
         return HookStage(name, tuple(sorted(settings.items())))
 
     def __str__(self) -> str:

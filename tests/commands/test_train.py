@@ -231,3 +231,19 @@ def test_a_loss_scale_without_a_float32_reciprocal_is_refused(
     )
     assert cli.main(["train", *words]) == 2
     assert "precision.loss_scale" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["model=moe-nano", "recipe=nvfp4"], "blocks.0.ffn.experts.0-3.up"),
+        (["model=nemotron-nano", "recipe=nemotron-3"], "[2]: "),
+        (["model=llama2-nano", "recipe=fp4-dge-occ"], "[1]: "),
+    ],
+)
+def test_layers_are_shown_with_their_shares(words: list[str], shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", *words, "--layers"]) == 0
+    out = capsys.readouterr().out
+    assert shown in out
+    shares = [int(share) for share in re.findall(r"^\S+: (\d+)% of the FLOPs", out, re.MULTILINE)]
+    assert 98 <= sum(shares) <= 102

@@ -134,9 +134,10 @@ def test_quests_gradient_is_masked_in_the_rotated_basis(
         ("dge", "unknown format 'dge'"),
         (f"{NVFP4} > dge", "a hook is the first stage of a chain"),
         ("dge:n=5 > e2m1:channel:amax", "hook dge: unknown 'n=5': valid are k, most"),
-        ("dge:k=five > e2m1:channel:amax", "hook dge: 'k=five': a number is expected"),
+        ("dge:k=five > e2m1:channel:amax", "hook dge: 'k=five': a finite number is expected"),
         ("averis:k=5 > e2m1:channel:amax", "hook averis: unknown 'k=5': valid are no settings"),
-        ("averus > e2m1:channel:amax", "unknown format 'averus'"),
+        ("averus > e2m1:channel:amax", "hooks are averis, "),
+        ("dge:k=nan > e2m1:channel:amax", "finite"),
     ],
 )
 def test_what_is_no_hook_is_refused(text: str, message: str) -> None:

@@ -174,7 +174,8 @@ def _print_layers(trial: Trial) -> None:
         settings = tuple(str(row[key]) for key in OPERANDS)
         is_high = {*settings[: len(SLOTS)]} == {HIGH} and not row["sampler"] and not row["switch"]
         name = HIGH if is_high else kinds.setdefault(settings, f"[{len(kinds) + 1}]")
-        active = own[row["layer"]] if row["layer"] in own else experts[row["layer"].rpartition(".")[0]]
+        first = re.sub(r"\.(\d+)-\d+\b", r".\1", str(row["layer"]))  # a row may stand for several experts
+        active = own[first] if first in own else experts[first.rpartition(".")[0]]
         work[name] = work.get(name, 0) + row["out"] * row["in"] * row["matrices"] * active
         rows.append(
             (

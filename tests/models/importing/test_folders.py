@@ -130,7 +130,10 @@ BAD: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "wrong shape": (lambda f: _weights(f, lambda w: w.update({Q: w[Q][:8].clone()})), (Q, "8x64", "64x64")),
     "NaN": (lambda f: _weights(f, lambda w: w[Q].fill_(torch.nan)), (Q, "NaN")),
     "whole numbers": (lambda f: _weights(f, lambda w: w.update({Q: w[Q].to(torch.int8)})), (Q, "I8")),
-    "other architecture": (lambda f: _change(f, model_type="mamba"), ("mamba", "gpt2, llama, mixtral, nemotron, arcee")),
+    "other architecture": (
+        lambda f: _change(f, model_type="mamba"),
+        ("mamba", "gpt2, llama, mixtral, nemotron, arcee"),
+    ),
     "scaled rotations": (lambda f: _change(f, rope_parameters={"rope_type": "llama3"}), ("rope_type", "llama3")),
     "other activation": (lambda f: _change(f, hidden_act="gelu"), ("hidden_act", "gelu", "silu")),
     "biases of some layers": (lambda f: _change(f, attention_bias=True), ("mlp_bias",)),
