@@ -237,7 +237,7 @@ def test_a_loss_scale_without_a_float32_reciprocal_is_refused(
     ("words", "shown"),
     [
         (["model=moe-nano", "recipe=nvfp4"], "blocks.0.ffn.experts.0-3.up"),
-        (["model=nemotron-nano", "recipe=nemotron-3"], "[2]: "),
+        (["model=hybrid-nano", "recipe=nemotron-3"], "[2]: "),
         (["model=llama2-nano", "recipe=fp4-dge-occ"], "[1]: "),
     ],
 )
