@@ -53,8 +53,7 @@ template <class D> struct Decoding {
     return q.scaling.kind == MANTISSA ? group(block_row, block_col) * s : s;
   }
   // Write the scale of each column of [c0, c1) to `to`, and if they have several second-level values these to `outers`.
-  template <Way WAY>
-  void spread_out(int64_t block_row, int64_t c0, int64_t c1, float *to, float *outers) const {
+  template <Way WAY> void spread_out(int64_t block_row, int64_t c0, int64_t c1, float *to, float *outers) const {
     for (int64_t b = c0 / C, c = c0; c < c1; b++) {
       int64_t end = std::min((b + 1) * C, c1);
       std::fill(to + (c - c0), to + (end - c0), scale(block_row, b));
