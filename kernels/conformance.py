@@ -50,8 +50,8 @@ class Report:
     """The result of `conform`.
 
     cases: for each kind of tensor `equal`, `differs`, `undefined` (the dialect states no result) or the error that the
-        function raised. steps: the explanations that hold, each a tuple of changed steps; none: unknown.
-    normal: the share of codes (or values) that differ on normal data.
+        function raised. steps: the explanations that hold, each a tuple of changed steps; none: unknown, if they were
+        `searched`. normal: the share of codes (or values) that differ on normal data.
     """
 
     dialect: str
@@ -60,21 +60,25 @@ class Report:
     first: Difference | None
     steps: tuple[tuple[str, ...], ...]
     normal: float
+    searched: bool = True
+
+    @property
+    def raised(self) -> dict[str, str]:
+        return {name: state for name, state in self.cases.items() if state not in ("equal", "differs", "undefined")}
 
     @property
     def equal(self) -> bool:
-        return self.first is None
+        return self.first is None and not self.raised
 
     def lines(self) -> list[str]:
         """Return the result as lines of text."""
         quantities = ", ".join(self.compared)
-        refused = [
-            f"{name}: {state}" for name, state in self.cases.items() if state not in ("equal", "differs", "undefined")
-        ]
-        lines = [f"not compared: {text}" for text in refused]
+        lines = [f"the function raised an error: {name}: {state}" for name, state in self.raised.items()]
         if self.first is None:
             count = sum(state == "equal" for state in self.cases.values())
-            return [f"equal to {self.dialect} on {count} cases ({quantities})", *lines]
+            if lines:
+                return [f"not equal to {self.dialect}: {len(lines)} cases raised errors, {count} are equal", *lines]
+            return [f"equal to {self.dialect} on {count} cases ({quantities})"]
         at = self.first
         where = f" of block {list(at.block)}" if at.block else ""
         lines += [
@@ -83,6 +87,8 @@ class Report:
             f"({at.count} of {at.of} differ)",
             f"on normal data {100 * self.normal:.3g} % of {'codes' if 'codes' in self.compared else 'values'} differ",
         ]
+        if not self.searched:
+            return lines
         if not self.steps:
             return [*lines, "explanation: unknown; no change of one or two steps gives these results"]
         either = " | ".join(" and ".join(steps) for steps in self.steps)
@@ -109,7 +115,7 @@ def conform(function: Function, dialect: str | Dialect, *, seed: int = 0, explai
         try:
             returned = function(x.clone())
         except Exception as error:
-            states[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            states[name] = one_line(error)
             continue
         outputs[name] = read(returned, expected, x)
         compared = compared or tuple(q for q in QUANTITIES if q in outputs[name])
@@ -121,7 +127,13 @@ def conform(function: Function, dialect: str | Dialect, *, seed: int = 0, explai
     steps: tuple[tuple[str, ...], ...] = ()
     if first and explained:
         steps = explain({name: (inputs[name], output) for name, output in outputs.items()}, function, expected, seed)
-    return Report(expected.name, states, compared, first, steps, _share(outputs.get("normal"), inputs, expected))
+    share = _share(outputs.get("normal"), inputs, expected)
+    return Report(expected.name, states, compared, first, steps, share, searched=bool(first) and explained)
+
+
+def one_line(error: Exception) -> str:
+    """Return the type and the message of an error that the function under test raised."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
 
 
 def find_dialect(name: str) -> Dialect:
@@ -147,8 +159,13 @@ def explain(
 
     def confirmed(steps: Steps) -> bool:
         for name, x in cases(dialect, seed + 1).items():
-            if name in results and not _same(evaluate(x, dialect, steps), read(function(x.clone()), dialect, x)):
-                return False
+            if name in results:
+                try:
+                    returned = function(x.clone())
+                except Exception:
+                    return False
+                if not _same(evaluate(x, dialect, steps), read(returned, dialect, x)):
+                    return False
         return True
 
     singles = list(mine.variants())
@@ -180,20 +197,34 @@ def read(returned: Any, dialect: Dialect, x: Tensor) -> dict[str, Tensor]:
     """Return what a function returned as integers [rows, columns] (codes), [blocks] (scales) and float32 tensors."""
     if isinstance(returned, Tensor):
         returned = {"values": returned}
-    elif isinstance(returned, Sequence):
+    elif isinstance(returned, tuple | list) and len(returned) in (2, 3):
         returned = dict(zip(("codes", "scales", "tensor"), returned, strict=False))
-    if not isinstance(returned, Mapping) or not returned or set(returned) - set(QUANTITIES):
+    if not isinstance(returned, Mapping) or set(returned) - set(QUANTITIES):
         raise ValueError(
             "the function must return a tensor of values, a tuple (codes, scales[, tensor scale]), or a dictionary "
             f"with keys from {', '.join(QUANTITIES)}; it returned {type(returned).__name__}"
         )
+    returned = {name: plain(value, name) for name, value in returned.items() if value is not None}
+    if not returned:
+        raise ValueError("the function returned nothing that can be compared: all results are None")
     readers = {"codes": _read_codes, "scales": _read_scales, "tensor": _read_tensor, "values": _read_values}
-    return {name: readers[name](value, dialect, x) for name, value in returned.items() if value is not None}
+    return {name: readers[name](value, dialect, x) for name, value in returned.items()}
+
+
+def plain(value: Any, what: str) -> Tensor:
+    """Return a result of the function as a dense tensor on the CPU; ValueError if it is none."""
+    if not isinstance(value, Tensor):
+        raise ValueError(f"the function must return torch tensors: its {what!r} is a {type(value).__name__}")
+    pairs = what not in ("codes", "scales") and value.dtype == torch.float4_e2m1fn_x2  # of numbers: not convertible
+    if value.layout != torch.strided or value.is_meta or value.is_quantized or value.is_complex() or pairs:
+        kind = f"{value.dtype}, layout {value.layout}, device {value.device}"
+        raise ValueError(f"the function must return dense tensors of real numbers: its {what!r} is a tensor of {kind}")
+    return value.detach().cpu()
 
 
 def _read_codes(codes: Tensor, dialect: Dialect, x: Tensor) -> Tensor:
     (rows, cols), bits = x.shape, dialect.format.bits
-    codes = codes.detach().cpu().view(torch.uint8)
+    codes = _bytes("codes", codes)
     _check_shape("codes", codes, (rows, dialect.format.row_bytes(cols)))
     if bits == 8:
         return torch.where(values_of(codes, dialect.format).isnan(), dialect.format.code_of(math.nan), codes.int())
@@ -208,8 +239,7 @@ def _read_scales(scales: Tensor, dialect: Dialect, x: Tensor) -> Tensor:
     rows, cols = x.shape
     height, width = dialect.block((rows, cols))
     down, across = -(-rows // height), -(-cols // width)
-    scales = scales.detach().cpu()
-    scales = scales.view(torch.int32) if scales.dtype == torch.float32 else scales.view(torch.uint8).int()
+    scales = scales.view(torch.int32) if scales.dtype == torch.float32 else _bytes("scales", scales).int()
     if isinstance(dialect.steps, TwoLevel):
         scales = torch.where(scales == 0xFF, 0x7F, scales)  # a NaN of either sign
     if dialect.layout.swizzled:
@@ -220,12 +250,12 @@ def _read_scales(scales: Tensor, dialect: Dialect, x: Tensor) -> Tensor:
 
 
 def _read_tensor(scale: Tensor, dialect: Dialect, x: Tensor) -> Tensor:
-    return scale.detach().cpu().float().flatten()
+    return scale.float().flatten()
 
 
 def _read_values(values: Tensor, dialect: Dialect, x: Tensor) -> Tensor:
     _check_shape("values", values, tuple(x.shape))
-    return values.detach().cpu().float()
+    return values.float()
 
 
 def stored(encoded: Encoded, dialect: Dialect, shape: tuple[int, int]) -> dict[str, Tensor]:
@@ -260,6 +290,12 @@ def golden(dialect: Dialect, seed: int = 0) -> tuple[dict[str, Tensor], dict[str
         "made by": f"fewbits {__version__}: fewbits conform --golden {dialect.name} --seed {seed}",
     }
     return tensors, described
+
+
+def _bytes(what: str, tensor: Tensor) -> Tensor:
+    if tensor.element_size() != 1:
+        raise ValueError(f"the function returned {what} of type {tensor.dtype}: a type of one byte is expected")
+    return tensor.view(torch.uint8)
 
 
 def _check_shape(what: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

@@ -8,6 +8,7 @@ a well-formed checkpoint has wrong is a `Finding`.
 from __future__ import annotations
 
 import fnmatch
+import functools
 import json
 import math
 import re
@@ -28,6 +29,7 @@ from fewbits.kernels.reference.elements import values_of
 
 HEADER_LIMIT, INDEX_LIMIT = 12_000_000, 24_000_000  # bytes of JSON, which take up to 40 times as much memory
 PART = 1 << 22  # elements that are decoded at a time
+CHOICES = 1_000_000  # ways to match a name and an expression, above which the match could take too long
 SIZES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
     **dict.fromkeys(("BF16", "F16", "I16", "U16"), 2),
@@ -50,17 +52,12 @@ class Stored:
     shape: tuple[int, ...]
     start: int
 
-    def read(self, first: int = 0, last: int | None = None) -> Tensor:
-        """Return rows `first` to `last` (of a tensor without dimensions: all) as a torch tensor."""
-        shape = self.shape or (1,)
-        row = math.prod(shape[1:]) * SIZES[self.dtype]
-        last = shape[0] if last is None else min(last, shape[0])
-        count = (last - first) * row
-        if not count:
-            return torch.empty((last - first, *shape[1:]), dtype=_TORCH.get(self.dtype, torch.uint8))
-        data = np.memmap(self.file, np.uint8, "r", self.start + first * row, (count,))
-        tensor = torch.from_numpy(np.array(data))
-        return tensor.view(_TORCH.get(self.dtype, torch.uint8)).view(last - first, *shape[1:])
+    def read(self, first: int, last: int) -> Tensor:
+        """Return the elements `first` to `last`, in the order of the file, or fewer at its end; there must be some."""
+        size = SIZES[self.dtype]
+        count = min(last, math.prod(self.shape)) - first
+        data = np.memmap(self.file, np.uint8, "r", self.start + first * size, (count * size,))
+        return torch.from_numpy(np.array(data)).view(_TORCH.get(self.dtype, torch.uint8))
 
 
 @dataclass(frozen=True)
@@ -85,6 +82,8 @@ def verify(checkpoint: Path, source: Path | None = None) -> Verdict:
     tensors, config = survey(checkpoint), _config(checkpoint)
     original = survey(source) if source else {}
     kept, kind = _kept(config), _kind(config)
+    if reason := _unchecked(config, tensors):
+        raise ValueError(f"{checkpoint}: {reason}; `fewbits verify` checks only NVFP4 and MXFP4")
     verdict = Verdict(kind)
     modules = _modules(tensors)
     for name, parts in modules.items():
@@ -94,7 +93,8 @@ def verify(checkpoint: Path, source: Path | None = None) -> Verdict:
     _check_left(tensors, modules, kept, verdict)
     known = {id(part) for parts in modules.values() for part in parts.values()}
     for name, stored in tensors.items():
-        if re.search(r"\.weight_(scale|scale_2|global_scale|scale_inv)$", name) and id(stored) not in known:
+        scaled = re.search(r"\.weight_(scale|scale_2|global_scale|scale_inv)$", name)
+        if scaled and id(stored) not in known and not _of_other_format(name[: scaled.start()], tensors):
             verdict.findings.append(Finding(name, "is a scale without a quantized weight"))
     if not modules and kind != "none":
         verdict.findings.append(Finding(str(checkpoint), f"the config says {kind}, but no tensor is packed"))
@@ -215,7 +215,34 @@ def _config(checkpoint: Path) -> dict[str, Any]:
 
 def _kind(config: Mapping[str, Any]) -> str:
     method = config.get("quant_method") or ("modelopt" if "quant_algo" in config else "none")
-    return f"{method} {config.get('format') or config.get('quant_algo') or ''}".strip()
+    return f"{_word(method)} {_word(config.get('format') or config.get('quant_algo') or '')}".strip()
+
+
+def _word(value: object) -> str:
+    """Return a short, printable name of a config as it is, and any other value quoted and shortened."""
+    plain = isinstance(value, str) and value.isprintable() and len(value) <= 40
+    return str(value) if plain else reprlib.repr(value)
+
+
+def _unchecked(config: Mapping[str, Any], tensors: Mapping[str, Stored]) -> str:
+    """Return why the checkpoint's format is not checked; empty if it is."""
+    kind, method = _kind(config), config.get("quant_method") or "modelopt"
+    name = config.get("format" if method == "compressed-tensors" else "quant_algo") or ""
+    if config and method not in ("compressed-tensors", "modelopt"):
+        return f"the format {kind} is not checked"
+    if name and not re.search("FP4|^mixed", str(name), re.IGNORECASE):
+        return f"the format {kind} is not checked"
+    modules = {module for module, _, last in (name.rpartition(".") for name in tensors) if last.startswith("weight")}
+    other = not _modules(tensors) and any(_of_other_format(module, tensors) for module in modules)
+    if other or any(name.endswith(".weight.absmax") for name in tensors):  # these are of bitsandbytes
+        return "the weights are quantized in a format that is not checked"
+    return ""
+
+
+def _of_other_format(module: str, tensors: Mapping[str, Stored]) -> bool:
+    """Tell whether a module's weight is in FP8, INT8, or codes of 32 bits."""
+    weights = [tensors[name] for name in (f"{module}.weight", f"{module}.weight_packed") if name in tensors]
+    return any(weight.dtype in ("F8_E4M3", "F8_E5M2", "I8", "I32") for weight in weights)
 
 
 def _kept(config: Mapping[str, Any]) -> list[str]:
@@ -226,13 +253,28 @@ def _kept(config: Mapping[str, Any]) -> list[str]:
 def _matches(name: str, pattern: str) -> bool:
     """Tell whether a module is meant: by its name, a glob, or as in compressed-tensors `re:EXPRESSION`."""
     if pattern.startswith("re:"):
-        expression = pattern.removeprefix("re:")
-        slow = len(expression) > 200 or re.search(r"\)[*+?{]", expression) or len(re.findall(r"[*+{]", expression)) > 4
+        repeats, factor = _choices(pattern)
+        if factor * math.comb(len(name) + repeats, repeats) > CHOICES:
+            raise ValueError(f"the ignore pattern {reprlib.repr(pattern)} of the config is too complex: refused")
         try:
-            return not slow and re.match(expression, name[:300]) is not None
-        except re.error:
+            return re.match(pattern.removeprefix("re:"), name) is not None
+        except (re.error, RecursionError, OverflowError):
             return False
     return name == pattern or fnmatch.fnmatchcase(name, pattern)
+
+
+@functools.lru_cache(maxsize=4096)
+def _choices(pattern: str) -> tuple[int, int]:
+    """Bound the ways to match an expression: (repetitions whose lengths are free, factor of all other choices)."""
+    if len(pattern) > 2000:
+        return 0, CHOICES + 1
+    text = re.sub(r"\[\^?\]?[^]]*\]", "x", re.sub(r"(?s)\\.", "x", pattern)).replace("(?", "(")
+    if re.search(r"\)[*+{]", text):
+        return 0, CHOICES + 1
+    repeats, factor = len(re.findall(r"[*+{]", text)), 2 ** text.count("?")
+    for alternatives in re.split(r"[()]", text):
+        factor *= 1 + alternatives.count("|")
+    return repeats, factor
 
 
 def _check_left(
@@ -294,14 +336,12 @@ def _check_module(name: str, parts: dict[str, Stored], original: Mapping[str, St
     elif format_ == "nvfp4" and not tensor_scale:
         found("has no tensor scale (weight_global_scale or weight_scale_2)")
     elif d := _tensor_scale(parts, found) if format_ == "nvfp4" else 1.0:
-        scales = scale.read().int()
-        _check_scales(scales, format_, found)
-        largest = float(_decoded_scales(scales, format_).nan_to_num(0).max()) * 6 * d
+        largest = _check_scales(scale, format_, found) * 6 * d
         if not 1e-7 < largest < 1e4 and 1e-7 < largest / d**2 < 1e4:
             found(f"has a tensor scale that looks inverted: the largest weight would be {largest:.3g}")
         source = original.get(f"{name}.weight")
         if source is not None and source.dtype in _TORCH and source.shape == (rows, cols):
-            error = _against(codes, scales, d, format_, source, found)
+            error = _against(codes, scale, d, format_, source, found)
             verdict.rows[-1] = (name, format_, f"{rows} × {cols}", error)
         elif original:
             found(f"has no weight of {rows} × {cols} in the source")
@@ -314,59 +354,74 @@ def _tensor_scale(parts: Mapping[str, Stored], found: Any) -> float | None:
     if stored.dtype != "F32" or math.prod(stored.shape) != 1:
         found(f"has a tensor scale of type {stored.dtype} and shape {list(stored.shape)}: one F32 is expected")
         return None
-    value = float(stored.read().flatten()[0])
+    value = float(stored.read(0, 1))
     if not math.isfinite(value) or value <= 0:
         found(f"has the tensor scale {value:g}: a finite number > 0 is expected")
         return None
     return 1 / value if kind == "g" else value
 
 
-def _check_scales(scales: Tensor, format_: str, found: Any) -> None:
-    if format_ == "mxfp4":
-        nan, zero = scales == 0xFF, scales < 0
-    else:
-        nan, zero = (scales & 0x7F) == 0x7F, (scales & 0x7F) == 0
-        if bool((scales & 0x80).any()):
-            found(f"has {int(((scales & 0x80) != 0).sum())} negative block scales")
-    if bool(nan.any()):
-        found(f"has {int(nan.sum())} block scales that are NaN")
-    if zero.numel() and bool(zero.all()):
+def _check_scales(scale: Stored, format_: str, found: Any) -> float:
+    """Check the values of block scales, and return the largest."""
+    size = math.prod(scale.shape)
+    negative, nan, zero, largest = 0, 0, 0, 0.0
+    for first in range(0, size, PART):
+        scales = scale.read(first, first + PART).view(torch.uint8)
+        decoded = _decoded_scales(scales, format_)
+        nan, zero = nan + int(decoded.isnan().sum()), zero + int((decoded == 0).sum())
+        negative += int((scales > 0x7F).sum()) if format_ == "nvfp4" else 0
+        largest = max(largest, float(decoded.nan_to_num(0).max()))
+    if negative:
+        found(f"has {negative} negative block scales")
+    if nan:
+        found(f"has {nan} block scales that are NaN")
+    if zero == size:
         found("has only zero block scales")
-    elif bool(zero.any()):
-        found(f"has {int(zero.sum())} of {zero.numel()} block scales 0, which loses these blocks")
+    elif zero:
+        found(f"has {zero} of {size} block scales 0, which loses these blocks")
+    return largest
 
 
 def _decoded_scales(scales: Tensor, format_: str) -> Tensor:
     return values_of(scales, TABLE["e8m0" if format_ == "mxfp4" else "e4m3"])
 
 
-def _against(codes: Stored, scales: Tensor, d: float, format_: str, source: Stored, found: Any) -> float:
+def _against(codes: Stored, scale: Stored, d: float, format_: str, source: Stored, found: Any) -> float:
     """Return the relative error against the source; if it is too large, name the known mistake that explains it."""
     width, limit = (32, MXFP4_ERROR) if format_ == "mxfp4" else (16, NVFP4_ERROR)
+    rows, across = scale.shape
+    tile = 128 * across  # scales that swizzling permutes among themselves
 
-    def error(scales: Tensor, d: float, swapped: bool) -> float:
-        step, total, difference = max(1, PART // (2 * codes.shape[1])), 0.0, 0.0
-        for first in range(0, codes.shape[0], step):
-            packed = codes.read(first, first + step)
+    def error(d: float, *, swapped: bool = False, step: int = PART // width, order: Tensor | None = None) -> float:
+        total = difference = 0.0
+        for first in range(0, rows * across, step):
+            last = first + step
+            scales = scale.read(first, last)
+            scales = scales if order is None else scales[order]
+            packed = codes.read(first * width // 2, last * width // 2)
             packed = packed >> 4 | packed << 4 if swapped else packed
-            q = values_of(unpack(packed, 4, 2 * codes.shape[1]), TABLE["e2m1"])
-            values = q * _decoded_scales(scales[first : first + step], format_).repeat_interleave(width, 1) * d
-            want = source.read(first, first + step).float()
-            total += float(want.double().square().sum())
-            difference += float((values - want).double().square().sum())
+            q = values_of(unpack(packed[None], 4, 2 * len(packed)), TABLE["e2m1"]).view(-1, width)
+            values = q * _decoded_scales(scales, format_)[:, None] * d
+            want = source.read(first * width, last * width).double().view(-1, width)
+            total += float(want.square().sum())
+            difference += float((values.double() - want).square().sum())
         return math.sqrt(difference / total) if total else float(difference > 0)
 
-    measured = error(scales, d, False)
+    measured = error(d)
     if measured <= limit:
         return measured
-    causes = {
-        "the tensor scale is inverted": (scales, 1 / d, False),
-        "the nibbles of each byte are swapped": (scales, d, True),
-    }
-    if scales.shape[0] % 128 == 0 and scales.shape[1] % 4 == 0:
-        order = swizzle(scales.shape[0], scales.shape[1], scales.device)
-        causes["the block scales are swizzled"] = (scales.flatten()[order], d, False)
-    fitting = [text for text, arguments in causes.items() if error(*arguments) <= limit]
-    reason = fitting[0] if fitting else "no known mistake explains it"
+    if error(1 / d) <= limit:
+        reason = "the tensor scale is inverted"
+    elif error(d, swapped=True) <= limit:
+        reason = "the nibbles of each byte are swapped"
+    elif (
+        rows % 128 == 0
+        and across % 4 == 0
+        and tile <= PART
+        and error(d, step=tile, order=swizzle(128, across, torch.device("cpu")).flatten()) <= limit
+    ):
+        reason = "the block scales are swizzled"
+    else:
+        reason = "no known mistake explains it"
     found(f"has a relative error of {measured:.3g} against the source, above {limit}: {reason}")
     return measured

@@ -30,6 +30,47 @@ def broken(x):
 def narrow(x):
     return x[:, :3]
 
+def array(x):
+    return x.numpy()
+
+def text(x):
+    return "codes"
+
+def numbers(x):
+    return [1.0, 2.0]
+
+def float_scale(x):
+    return evaluate(x, DIALECTS["te-nvfp4"]).codes, None, 1.5
+
+def sparse(x, *_):
+    return x.to_sparse()
+
+def meta(x, *_):
+    return x.to("meta")
+
+def pairs(x):
+    return {"codes": x.T}
+
+def nothing(x):
+    return {"values": None}
+
+def no_parts(x):
+    return None, None, None
+
+calls = []
+
+def once(x):
+    calls.append(x)
+    if len(calls) > 1:
+        raise RuntimeError("no memory")
+    return quantize(x)
+
+def raising(x, step, rank):
+    raise RuntimeError("no kernel")
+
+def not_finite(x, step, rank):
+    return x * float("nan")
+
 def random(x, step, rank):
     return fake_quantize(x, "e2m1:1x16:nvfp4:stochastic", seed=step + 1000 * rank)
 
@@ -52,6 +93,23 @@ def test_the_status_tells_whether_results_are_equal(mine: str, capsys: pytest.Ca
     report = json.loads(capsys.readouterr().out)
     assert (report["equal"], report["steps"]) == (False, [["ties=away (here even)"]])
     assert report["first"]["quantity"] == "values"
+
+
+def test_a_function_that_raises_after_its_first_call_is_not_equal(
+    mine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["conform", f"{mine}:once", "--dialect", "te-nvfp4"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("not equal to te-nvfp4: ")
+    assert lines[0].endswith(" cases raised errors, 1 are equal")
+    assert all(line.endswith("RuntimeError: no memory") for line in lines[1:])
+
+
+def test_without_a_search_nothing_is_said_about_explanations(mine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["conform", f"{mine}:other", "--dialect", "te-nvfp4", "--no-explanation"]) == 1
+    output = capsys.readouterr().out
+    assert "differs from te-nvfp4" in output
+    assert "explanation" not in output
 
 
 def test_test_vectors_describe_themselves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,6 +141,24 @@ def test_dialects_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["MINE:absent", "--dialect", "te-nvfp4"], "has no function 'absent': it has "),
         (["MINE:broken", "--dialect", "te-nvfp4"], "RuntimeError: no kernel"),
         (["MINE:narrow", "--dialect", "te-nvfp4"], "expected [16, 256]"),
+        *(
+            ([f"MINE:{name}", "--dialect", "te-nvfp4"], message)
+            for name, message in {
+                "array": "it returned ndarray",
+                "text": "it returned str",
+                "numbers": "'codes' is a float",
+                "float_scale": "'tensor' is a float",
+                "sparse": "layout torch.sparse_coo",
+                "meta": "device meta",
+                "pairs": "codes of type torch.float32",
+                "nothing": "nothing that can be compared",
+                "no_parts": "nothing that can be compared",
+            }.items()
+        ),
+        (["MINE:raising", "--random"], "raised an error at step 0, rank 0: RuntimeError: no kernel"),
+        (["MINE:not_finite", "--random"], "fewer than two different finite values"),
+        (["MINE:sparse", "--random"], "layout torch.sparse_coo"),
+        (["MINE:meta", "--random"], "device meta"),
         (["no_such_module:f", "--dialect", "te-nvfp4"], "cannot import no_such_module"),
         (["no-such-file.py:f", "--dialect", "te-nvfp4"], "no such file"),
         (["quantize", "--dialect", "te-nvfp4"], "is not MODULE:FUNCTION"),
@@ -90,6 +166,7 @@ def test_dialects_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["MINE:quantize"], "give exactly one of"),
         (["--golden", "te-nvfp4"], "belong together"),
         (["--golden", "te-nvfp4", "--out", "absent/vectors.safetensors"], "no such folder"),
+        (["--golden", "te-nvfp4", "--out", "."], "is a folder"),
     ],
 )
 def test_wrong_input_is_one_line(words: list[str], message: str, mine: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -187,11 +187,18 @@ def biased(x: Tensor, step: int, rank: int) -> Tensor:
     return torch.where(nearest, fake_quantize(x, "e2m1:1x16:nvfp4"), stochastic(x, step + 1000 * rank))
 
 
-def one_row_of_draws(x: Tensor, step: int, rank: int) -> Tensor:
-    """Round every row with the same random numbers."""
+def repeated_draws(x: Tensor, step: int, rank: int, rows: int, cols: int) -> Tensor:
+    """Round with random numbers that repeat after some rows and columns."""
     low = (x / 64).floor() * 64
-    draws = torch.rand(1, x.shape[1], generator=generator(step + 1000 * rank))
+    draws = torch.rand(rows, cols, generator=generator(step + 1000 * rank))
+    draws = draws.repeat(x.shape[0] // rows, x.shape[1] // cols)
     return torch.where((x - low) / 64 > draws, low + 64, low)
+
+
+def with_nan(x: Tensor, step: int, rank: int) -> Tensor:
+    values = stochastic(x, step + 1000 * rank)
+    values[3, 5] = torch.nan
+    return values
 
 
 STREAMS: dict[str, tuple[Callable[[Tensor, int, int], Tensor], str]] = {
@@ -199,8 +206,16 @@ STREAMS: dict[str, tuple[Callable[[Tensor, int, int], Tensor], str]] = {
     "biased": (biased, "bias at"),
     "same on all ranks": (lambda x, step, rank: stochastic(x, step), "repeats between ranks"),
     "repeats after 8 steps": (lambda x, step, rank: stochastic(x, step % 8 + 1000 * rank), "repeats between steps"),
-    "one row of draws": (one_row_of_draws, "correlation, column, lag 1"),
+    "one row of draws": (lambda *a: repeated_draws(*a, 1, 512), "correlation, column, lag 1"),
+    "repeats after 64 columns": (lambda *a: repeated_draws(*a, 64, 64), "correlation, row, lag 64"),
+    "repeats after 256 columns": (lambda *a: repeated_draws(*a, 64, 256), "correlation, row, lag 256"),
     "other values": (lambda x, step, rank: stochastic(x, step + 1000 * rank) + (step == 3), "neighbours"),
+    "not rounded": (lambda x, step, rank: x + step % 2, "neighbours"),
+    "a NaN": (with_nan, "neighbours"),
+    "half of the columns": (
+        lambda x, step, rank: stochastic(x, step + 1000 * rank) * (torch.arange(512) < 200) * 1e-3,
+        "between neighbours",
+    ),
 }
 
 

@@ -123,6 +123,8 @@ def _write(name: str, out: Path, seed: int) -> int:
     from fewbits.kernels.conformance import find_dialect, golden
 
     dialect = find_dialect(name)
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder: give the name of a file for --out")
     if not out.parent.is_dir():
         raise ValueError(f"{out.parent}: no such folder")
     from safetensors.torch import save

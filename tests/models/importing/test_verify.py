@@ -17,6 +17,8 @@ from fewbits import cli
 from fewbits.kernels.conformance import stored
 from fewbits.kernels.dialects import DIALECTS, evaluate
 from fewbits.kernels.packing import swizzle
+from fewbits.models.importing import verify
+from fewbits.models.importing.verify import _matches
 from tests.kernels.inputs import generator
 
 Tensors = dict[str, Tensor]
@@ -113,9 +115,7 @@ DEFECTS: dict[str, tuple[Callable[[Tensors], object], str]] = {
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_planted_defect_is_found(defect: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plant, message = DEFECTS[defect]
-    tensors = packed("compressed-tensors-nvfp4", weights())
-    for i, tensor in enumerate(weights().values()):  # rows of unlike size, so that misplaced scales matter
-        assert tensor.shape == (ROWS, COLS), i
+    # rows of unlike size, so that misplaced scales matter
     spread = {name: w * torch.logspace(-1, 1, ROWS)[:, None] for name, w in weights().items()}
     tensors = packed("compressed-tensors-nvfp4", spread)
     plant(tensors)
@@ -177,9 +177,90 @@ def test_cut_and_changed_files_never_raise_tracebacks(tmp_path: Path, capsys: py
         data = bytearray(whole)
         for place in torch.randint(0, size, (1 + i % 4,), generator=g).tolist():
             data[place] = int(torch.randint(0, 256, (), generator=g))
-        path.write_bytes(bytes(data[: int(torch.randint(0, len(data), (), generator=g))] if i % 3 == 0 else data))
-        assert cli.main(["verify", str(folder)]) in (0, 1, 2)
-    assert "Traceback" not in capsys.readouterr().err
+        cut = i % 3 == 0
+        path.write_bytes(bytes(data[: int(torch.randint(0, len(data), (), generator=g))] if cut else data))
+        status = cli.main(["verify", str(folder)])  # raises what would be a traceback
+        assert status == 2 if cut else status in (0, 1, 2), i
+        output, error = capsys.readouterr()
+        assert error.count("\n") == (status == 2), error
+        assert ("damaged" in output, "healthy" in output) == (status == 1, status == 0)
+
+
+@pytest.mark.parametrize("expression", ["a?" * 60 + "a" * 60 + "$", "(a|a)" * 40 + "$", "(a*)*$", ".*" * 12 + "$"])
+def test_a_slow_ignore_pattern_is_refused(expression: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path, packed("modelopt-nvfp4", {"a" * 60: weights()[f"{DOWN}.weight"]}), {})
+    config = {"quant_method": "compressed-tensors", "ignore": [f"re:{expression}"]}
+    (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
+    assert cli.main(["verify", str(folder)]) == 2
+    assert "is too complex: refused" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("pattern", "meant"),
+    [
+        (r"re:.*self_attn\.(q|k|v)_proj$", "model.layers.12.self_attn.k_proj"),
+        (
+            r"re:model\.layers\.({})\..*mlp.*(gate|up)_proj".format("|".join(map(str, range(40)))),
+            "model.layers.7.mlp.up_proj",
+        ),
+        (r"re:^(?!.*experts)[a-z.]*\d+\.mlp\..*$", "model.layers.7.mlp.gate"),
+    ],
+)
+def test_usual_ignore_patterns_are_matched(pattern: str, meant: str) -> None:
+    assert _matches(meant, pattern)
+    assert not _matches("model.layers.7.experts.0.w1", pattern)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quant_method": "compressed-tensors", "format": "float-quantized"},
+        {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        {"quant_algo": "FP8"},
+        {"quant_method": "e\x1b[2J\nvil" * 100},
+        {},
+    ],
+)
+def test_another_format_is_refused_not_called_damaged(
+    config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weight = {"a.weight": torch.zeros(8, 8).to(torch.float8_e4m3fn), "a.weight_scale": torch.ones(8, 1)}
+    assert cli.main(["verify", str(write(tmp_path, weight, config))]) == 2
+    error = capsys.readouterr().err
+    assert "checks only NVFP4 and MXFP4" in error
+    assert error[:-1].isprintable()
+    assert len(error) < 400
+
+
+def test_a_format_is_quoted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"quant_method": "modelopt", "quant_algo": "NVFP4\x1b[2J\nhealthy" * 100}
+    cli.main(["verify", str(write(tmp_path, packed("modelopt-nvfp4", weights()), config))])
+    output = capsys.readouterr().out
+    assert "\x1b" not in output
+    assert "\nhealthy" not in output.rpartition("config: ")[2]
+    assert len(output.splitlines()[-1]) < 200
+
+
+def test_large_tensors_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spread = {name: w * torch.logspace(-1, 1, ROWS)[:, None] for name, w in weights().items()}
+    tensors = packed("compressed-tensors-nvfp4", spread)
+    tensors[f"{DOWN}.weight_scale"] = swizzled(tensors[f"{DOWN}.weight_scale"])
+    source = write(tmp_path / "source", {**spread, "lm_head.weight": torch.ones(ROWS, COLS)}, {})
+    folder = write(tmp_path / "packed", tensors, CONFIGS["compressed-tensors-nvfp4"])
+    whole = verify.verify(folder, source)
+    read, largest = verify.Stored.read, []
+
+    def counted(self: verify.Stored, first: int, last: int) -> Tensor:
+        largest.append(last - first)
+        return read(self, first, last)
+
+    monkeypatch.setattr(verify, "PART", 1024)
+    monkeypatch.setattr(verify.Stored, "read", counted)
+    parts = verify.verify(folder, source)
+    assert (parts.findings, [row[:3] for row in parts.rows]) == (whole.findings, [row[:3] for row in whole.rows])
+    assert [row[3] for row in parts.rows] == pytest.approx([row[3] for row in whole.rows])
+    assert max(largest) <= 128 * COLS
 
 
 def test_nothing_outside_of_the_folder_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
