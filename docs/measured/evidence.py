@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fewbits import read
 from fewbits.analysis.engine.claims.findings import Status
+from fewbits.analysis.engine.results.archive import read_archive
 from fewbits.analysis.views.shown import finding_row
 
 FOLDER = Path(__file__).with_name("evidence")
@@ -23,11 +24,20 @@ arms have run are listed. Effects are differences from the other arm, with a 90 
 COLUMNS = ("claim", "comparison", "effect", "90 % interval", "seeds", "margin", "shows")
 
 
+def _made(path: Path) -> str:
+    """Return a line with the number of trials in an archive, their commits and kinds of processors."""
+    archive = read_archive(path)
+    made = [archive.provenance(planned) for planned in archive.plan.trials.values()]
+    commits = sorted({str(one["git"])[:8] for one in made if one["git"]})
+    kinds = sorted({str(place["kind"]) for one in made for place in one["environments"]})
+    return f"{len(made)} trials, commits {', '.join(commits)}, processors {', '.join(kinds)}."
+
+
 def main() -> None:
     parts = [HEAD]
     for path in sorted(FOLDER.glob("*.parquet")):
         report = read(path).report
-        parts.append(f"\n## {path.stem}\n\n| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|\n")
+        parts.append(f"\n## {path.stem}\n\n{_made(path)}\n\n| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|\n")
         for verdict in report.verdicts.values():
             for finding in verdict.findings:
                 if finding.effect is None or finding.status in (Status.NOT_RUN, Status.NOT_TESTABLE):
