@@ -228,6 +228,8 @@ class Quantizer:
                 )
         if not isinstance(self.factor, (int, float)) or not low <= self.factor < high:
             raise ValueError(f"factor {self.factor!r}: valid are numbers from {low:g} to below {high:g}, such as 16/17")
+        if self.factor > 1 and self.format.max * self.factor > TABLE["fp32"].max:
+            raise ValueError(f"factor {self.factor!r} times {self.format}'s largest value is beyond FP32's")
         most = record.stored.max if record.stored else 0
         if self.target is not None and not (isinstance(self.target, (int, float)) and 1 <= self.target <= most):
             raise ValueError(f"target {self.target!r}: valid are numbers from 1 to {most:g}, such as 256 or 448")

@@ -13,6 +13,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
+from fewbits.kernels.formats import TABLE
 from fewbits.kernels.quantizer import Block
 from fewbits.kernels.scalings import GROUP_SIZES, SCALINGS
 
@@ -187,13 +188,14 @@ COMPILED = tuple(name for name in SCALINGS if name != "affine")
 FINITE = tuple(name for name in KINDS if name not in ("bit patterns", "one bad"))
 
 
-def options(scaling: str, block: Block) -> st.SearchStrategy[dict[str, Any]]:
-    """Return a strategy for the options of a quantizer that depend on its scaling."""
+def options(scaling: str, block: Block, largest: float) -> st.SearchStrategy[dict[str, Any]]:
+    """Return a strategy for the options of a quantizer that depend on its scaling. largest: the format's value."""
     record = SCALINGS[scaling]
+    factors = [one for one in (0.75, 16 / 17, 17 / 16) if one * largest <= TABLE["fp32"].max]
     sizes = [n for n in GROUP_SIZES[:5] if "N" in record.groups and block.cols and n % block.cols == 0]
     values: dict[str, list[Any]] = {
         "group": ["tensor", *[name for name in record.groups if name == "row"], *sizes],
-        "factor": [1.0, *([0.75, 16 / 17, 17 / 16] if "factor" in record.options else [])],
+        "factor": [1.0, *(factors if "factor" in record.options else [])],
         "target": [None, *([256.0, 448.0, 300.5] if "target" in record.options else [])],
         "select": [None, *(["mse", "mae", "max"] if "select" in record.options else [])],
     }

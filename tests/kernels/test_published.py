@@ -155,6 +155,7 @@ def test_the_target_is_the_scale_of_the_block_with_the_largest_value(scaling: st
         ("e2m1:1x16:nvfp4:select=mae", ("select=mae", "fouroversix")),
         ("e2m1:1x16:fouroversix:select=least", ("select 'least'", "mse, mae, max")),
         ("e2m1:1x32:mx:factor=2", ("factor 2.0", "0.5 to below 2")),
+        ("bf16:1x16:nvfp4:factor=17/16", ("factor", "beyond FP32")),
         ("e2m1:1x32:mx:factor=1/0", ("factor '1/0'", "16/17")),
         ("e2m1:1x16:nvfp4:target=449", ("target 449.0", "1 to 448")),
     ],

@@ -57,7 +57,7 @@ def quantizers(draw: st.DrawFn, basis: tuple[Any, Any] | None = None) -> Quantiz
         hadamard=hadamard,
         signs=signs,
         overflow=draw(st.sampled_from(element.overflows)),
-        **draw(options(scaling, block)),
+        **draw(options(scaling, block, element.max)),
     )
 
 

@@ -185,7 +185,7 @@ def quantizers(draw: st.DrawFn) -> Quantizer:
         hadamard=(size := draw(st.none() | st.sampled_from(HADAMARD_SIZES))),
         signs=draw(signs) if size else None,
         overflow=draw(st.sampled_from(plain.format.overflows)),
-        **draw(options(scaling, block)),
+        **draw(options(scaling, block, plain.format.max)),
     )
 
 
