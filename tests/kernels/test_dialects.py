@@ -206,9 +206,15 @@ STREAMS: dict[str, tuple[Callable[[Tensor, int, int], Tensor], str]] = {
     "biased": (biased, "bias at"),
     "same on all ranks": (lambda x, step, rank: stochastic(x, step), "repeats between ranks"),
     "repeats after 8 steps": (lambda x, step, rank: stochastic(x, step % 8 + 1000 * rank), "repeats between steps"),
-    "one row of draws": (lambda *a: repeated_draws(*a, 1, 512), "correlation, column, lag 1"),
-    "repeats after 64 columns": (lambda *a: repeated_draws(*a, 64, 64), "correlation, row, lag 64"),
-    "repeats after 256 columns": (lambda *a: repeated_draws(*a, 64, 256), "correlation, row, lag 256"),
+    "one row of draws": (lambda x, step, rank: repeated_draws(x, step, rank, 1, 512), "correlation, column, lag 1"),
+    "repeats after 64 columns": (
+        lambda x, step, rank: repeated_draws(x, step, rank, 64, 64),
+        "correlation, row, lag 64",
+    ),
+    "repeats after 256 columns": (
+        lambda x, step, rank: repeated_draws(x, step, rank, 64, 256),
+        "correlation, row, lag 256",
+    ),
     "other values": (lambda x, step, rank: stochastic(x, step + 1000 * rank) + (step == 3), "neighbours"),
     "not rounded": (lambda x, step, rank: x + step % 2, "neighbours"),
     "a NaN": (with_nan, "neighbours"),
