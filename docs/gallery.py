@@ -102,7 +102,7 @@ def stored(report: Mapping[str, Any], name: str) -> dict[str, Any]:
     if warnings := [*report["flags"], *report["notices"]]:
         raise SystemExit(f"{name}: not published; resolve its warnings ({len(warnings)}; the first: {warnings[0]})")
     kept = {key: report[key] for key in ("study", "scale", "size", "overrides")}
-    claims = {claim: _claim(restored(record)) for claim, record in report["claims"].items()}
+    claims = {claim: claim_record(restored(record)) for claim, record in report["claims"].items()}
     return {**kept, "commit": (commit() or "unknown")[:10], "claims": claims}
 
 
@@ -118,7 +118,8 @@ def _restored(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     return tuple(replace(finding, status=Status(finding.status)) for finding in findings)
 
 
-def _claim(verdict: Verdict) -> dict[str, Any]:
+def claim_record(verdict: Verdict) -> dict[str, Any]:
+    """Return the record of a claim in the gallery's verdicts.json."""
     claim = verdict.claim
     controls = {one.id: "passed" if one.passed else "failed" if one.tested else "not run" for one in verdict.controls}
     leading = verdict.leading
@@ -127,6 +128,7 @@ def _claim(verdict: Verdict) -> dict[str, Any]:
         "reason": verdict.reason,
         "statement": claim.statement,
         "kind": claim.kind,
+        "judged_at": claim.judged_at,
         "scale": verdict.scale,
         "controls": controls,
         "notes": list(verdict.notes),
@@ -140,6 +142,8 @@ def _part(finding: Finding) -> dict[str, Any]:
     return {
         "name": finding.heading,
         "status": finding.status,
+        "shown": _shown(finding),
+        "printed": view(finding).paper,
         "effect": finding.effect,
         "interval": interval and [interval.low, interval.high, interval.level],
         "repeats": finding.n,

@@ -1,6 +1,6 @@
 """The dataclasses of claims and controls, which are read from `studies/STUDY/claims.yaml` or a file of the user's own.
 
-A claim has at most eight keys, and one or several parts. A part names a test, arms, metrics and a margin, and expands
+A claim has at most nine keys, and one or several parts. A part names a test, arms, metrics and a margin, and expands
 to one comparison for each arm and metric (`comparisons`). Python hooks (engine/claims/hooks.py) compute numbers that
 no result file contains, and checks by arithmetic; only the tests and rules of this package make verdicts.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from itertools import product
@@ -195,6 +195,7 @@ class Claim:
     control: tuple[str, ...] = ()  # ids of controls, all of which have to pass
     margin: Margin | None = None  # the margin of parts that have no margin of their own
     needs: Needs = field(default_factory=Needs)
+    judged_at: str = ""  # the scale whose label counts, fixed before the runs; if empty, the file's
 
     def __post_init__(self) -> None:
         if not self.parts:
@@ -243,10 +244,13 @@ class StudyClaims:
     study: str
     claims: tuple[Claim, ...]
     controls: tuple[ControlClaim, ...] = ()
+    judged_at: str = ""  # the scale whose labels count, for claims that do not name another
 
     def __post_init__(self) -> None:
         if not self.claims:
             raise ValueError("claims: at least one is expected")
+        filled = tuple(replace(claim, judged_at=claim.judged_at or self.judged_at) for claim in self.claims)
+        object.__setattr__(self, "claims", filled)
         names = [one.id for one in self.controls]
         distinct(self.study, [*(one.id for one in self.claims), *names])
         used = {control: claim.id for claim in self.claims for control in claim.control}

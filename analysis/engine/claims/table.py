@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fewbits.analysis.engine.claims.schema import Claim, Margin, Needs, Part, load_claims, studies_with_claims
+from fewbits.analysis.engine.claims.schema import Claim, Kind, Margin, Needs, Part, load_claims, studies_with_claims
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.common.wording import amount
 
@@ -34,7 +34,8 @@ def claims_table() -> str:
 def _row(claim: Claim, main: bool) -> tuple[str, ...]:
     source = claim.source
     tests = _list(_part(part, claim.margin_of(part) if part.margin else None) for part in claim.parts)
-    notes = ". ".join(filter(None, (claim.tests, _needs(claim.needs))))
+    scale = "" if claim.kind is Kind.ARITHMETIC or not claim.judged_at else f"judged at scale `{claim.judged_at}`"
+    notes = ". ".join(filter(None, (claim.tests, _needs(claim.needs), scale)))
     bounds = [f"{part.shown_bounds}: {part.reason}" for part in claim.parts if part.reason]
     return (
         f"**{claim.id}**{'*' * main} {claim.statement}",

@@ -29,6 +29,7 @@ from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import STUDIES, paper
 from fewbits.analysis.engine.results.places import scope_of
 from fewbits.sweeps.planning.plan import plan
+from fewbits.sweeps.planning.studies import STUDIES as STUDY
 from fewbits.sweeps.planning.studies import load_sweeps
 
 ALL = [(study, claim) for study in studies_with_claims() for claim in load_claims(study).claims]
@@ -37,7 +38,7 @@ ALL = [(study, claim) for study in studies_with_claims() for claim in load_claim
 @pytest.mark.parametrize("study", studies_with_claims())
 def test_files_are_short_and_name_what_exists(study: str) -> None:
     for claim in yaml.safe_load((STUDIES / study / "claims.yaml").read_text("utf-8"))["claims"]:
-        assert len(claim) <= 8, claim["id"]
+        assert len(claim) <= 9, claim["id"]
     load_hooks(study)
     claims = {claim.id: claim for claim in load_claims(study).claims}
     for name, part in paper(study).primary.items():
@@ -45,6 +46,7 @@ def test_files_are_short_and_name_what_exists(study: str) -> None:
         assert not part or part in [one.name for one in claims[name].parts]
     for claim in claims.values():
         comparisons(claim, arm_table(study))
+        assert claim.judged_at in STUDY[study].scales, claim.id
         assert claim.source is None or claim.source.size in {"default": 0, **paper(study).sizes}
         exact = any(part.test == "exact" for part in claim.parts)
         assert exact == (claim.id in hooks_of(study).exact), claim.id
