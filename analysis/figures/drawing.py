@@ -13,10 +13,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from fewbits.analysis.figures.theme import SMALL, TEXT, WIDTH, ink, theme
+from fewbits.analysis.figures.theme import SMALL, WIDTH, ink, theme
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.models.chain import Chain
-from fewbits.models.recipe import Recipe, Slot
+from fewbits.models.recipe import AXES, FIRST_SLOT, Operands, Recipe
 
 POINTS = 72 * WIDTH  # the width of a drawing in points
 FORMATS = ("E4M3", "E5M2", "BF16")  # the formats for which themes have fills
@@ -112,104 +112,62 @@ class Drawing:
 
 # -------------------------------------------------------------------------------- the products of a linear layer
 
-# Positions and lengths in points.
-BAND = 78.0  # the height of the drawing of one product
-TRANSFORM, ELEMENTS, ROUNDING = 44.0, 116.0, 234.0  # left edges of the boxes that show how an operand is quantized
-PRODUCT, RESULT = 308.0, 366.0  # left edges of the box of the GEMM and of its result
+HEADS = {"product, result": 4, "operand": 92, "transform": 136, "elements, blocks": 200, "rounding": 312}  # left edges
 DIMENSIONS = {"x": ("tokens", "inputs"), "w": ("outputs", "inputs"), "dy": ("tokens", "outputs")}
+FORMULAS = {"fprop": "y = x · wᵀ", "dgrad": "dx = dy · w", "wgrad": "dw = dyᵀ · x"}
 
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand of a product, with the texts of the boxes that show how it is quantized."""
+    """The texts of an operand's row: how a product quantizes it."""
 
-    tensor: str  # x, w or dy
+    slot: str
     transform: str = ""
-    elements: str = ""  # the format and block; empty if the operand is not quantized
+    elements: str = "as it is"  # the format and block
     rounding: str = ""
-    same: bool = False  # whether the product drawn above uses the same quantized values of this tensor
+    same_as: str = ""  # an earlier slot in which the tensor has the same quantized values
 
 
-@dataclass(frozen=True)
-class Product:
-    name: str
-    formula: str
-    operands: tuple[Operand, Operand]
-    result: str
-    dtype: str
+def products(recipe: Recipe) -> tuple[Operand, ...]:
+    """Return the operands of the three products of a linear layer with this recipe: Fprop, Dgrad and Wgrad."""
+    return tuple(_operand(name, recipe.operands) for name in AXES)
 
 
-def products(recipe: Recipe, dtype: str) -> tuple[Product, ...]:
-    """Return the three products of a linear layer with this recipe: Fprop, Dgrad and Wgrad.
-
-    The last operand of a product is the same tensor as the first operand of the next product. dtype: the dtype in which
-    the model computes.
-    """
-    o = recipe.operands
-    last = dtype if recipe.wgrad.output == "compute" else recipe.wgrad.output
-    fprop = (_operand("x", o["fprop.x"]), _operand("w", o["fprop.w"]))
-    dgrad = (_operand("w", o["dgrad.w"], o["fprop.w"]), _operand("dy", o["dgrad.dy"]))
-    wgrad = (_operand("dy", o["wgrad.dy"], o["dgrad.dy"]), _operand("x", o["wgrad.x"]))
-    return (
-        Product("Fprop", "y = x · wᵀ", fprop, "y", dtype.upper()),
-        Product("Dgrad", "dx = dy · w", dgrad, "dx", dtype.upper()),
-        Product("Wgrad", "dw = dyᵀ · x", wgrad, "dw", last.upper()),
-    )
-
-
-def _operand(tensor: str, slot: Slot, before: Slot | None = None) -> Operand:
-    same = before is not None and slot.equals(before)
-    if slot.spec is None:
-        return Operand(tensor, same=same)
-    if not isinstance(slot.spec, Quantizer):
-        return Operand(tensor, elements="a chain" if isinstance(slot.spec, Chain) else "a mixture", same=same)
-    q = slot.spec
+def _operand(name: str, slots: Operands) -> Operand:
+    slot, tensor = slots[name], name.partition(".")[2]
+    q, first = slot.spec, FIRST_SLOT.get(name, "")
+    if q is None:
+        return Operand(name)
+    same = first if first and slot.equals(slots[first]) else ""
+    if not isinstance(q, Quantizer):
+        return Operand(name, elements="a chain" if isinstance(q, Chain) else "a mixture", same_as=same)
     along = "" if q.block.rows == q.block.cols else f", {DIMENSIONS[tensor][slot.axis]}"
-    transform = f"Hadamard {q.hadamard}" if q.hadamard else ""
-    block = str(q.block).replace("x", "×")
-    return Operand(tensor, transform, f"{str(q.format).upper()} {block}{along}", q.rounding, same)
+    elements = f"{str(q.format).upper()} {str(q.block).replace('x', '×')}{along}"
+    return Operand(name, f"Hadamard {q.hadamard}" if q.hadamard else "", elements, q.rounding, same)
 
 
-def draw_flow(flow: Sequence[Product]) -> Figure:
-    """Draw the products below each other. The boxes of an operand show from left to right how it is quantized."""
-    drawing = Drawing(20 + BAND * len(flow))
-    heads = {TRANSFORM: "transform", ELEMENTS: "elements, blocks", ROUNDING: "rounding"}
-    for x, words in heads.items():
+def draw_flow(recipe: Recipe, dtype: str) -> Figure:
+    """Draw the operands of a linear layer's products as rows. dtype: that in which the model computes."""
+    flow, colours = products(recipe), theme()
+    drawing, of_weights = Drawing(18 * len(flow) + 26), recipe.wgrad.output
+    for words, x in HEADS.items():
         drawing.text(x, drawing.height - 10, words, quiet=True)
-    for i, product in enumerate(flow):
-        _product(drawing, product, drawing.height - 24 - i * BAND)
+    for i, one in enumerate(flow):
+        y, (gemm, _, tensor) = drawing.height - 28 - 18 * i, one.slot.partition(".")
+        result = of_weights if gemm == "wgrad" and of_weights != "compute" else dtype
+        if i % 2 == 0:
+            drawing.line([4, POINTS - 4], [y + 9] * 2)
+            drawing.text(4, y, f"{gemm.capitalize()}, {result.upper()}", bold=True)
+        else:
+            drawing.text(4, y, FORMULAS[gemm], quiet=True)
+        if one.rounding == "stochastic":
+            drawing.box(HEADS["rounding"] - 4, y - 8, 60, 16, fill=colours.formats[E5M2])
+        texts = (tensor, one.transform, one.elements, one.rounding)
+        for x, words in zip(list(HEADS.values())[1:], texts, strict=True):
+            drawing.text(x, y, words, zorder=3)
+        if one.same_as:
+            drawing.text(POINTS - 4, y, f"= {one.same_as}", at="right", color=colours.line)
     return drawing.figure
-
-
-def _product(drawing: Drawing, product: Product, top: float) -> None:
-    drawing.text(4, top - 4, f"{product.name}:  {product.formula}", bold=True, size=TEXT)
-    lines = (top - 24, top - 50)
-    for y, operand in zip(lines, product.operands, strict=True):
-        _operand_line(drawing, operand, y)
-    middle = sum(lines) / 2
-    drawing.box(PRODUCT, lines[1] - 9, 40, lines[0] - lines[1] + 18, "GEMM", edge="text", line=1, bold=True)
-    drawing.arrow((PRODUCT + 40, middle), (RESULT, middle))
-    drawing.text(RESULT + 18, middle + 6, product.result, at="center", bold=True, size=TEXT)
-    drawing.text(RESULT + 18, middle - 7, product.dtype, at="center", quiet=True)
-
-
-def _operand_line(drawing: Drawing, operand: Operand, y: float) -> None:
-    """Draw an operand, the boxes that show how it is quantized, and an arrow through them to the GEMM."""
-    fills = theme().formats
-    drawing.text(20, y, operand.tensor, at="center", bold=True, size=TEXT)
-    drawing.arrow((32, y), (PRODUCT, y))
-    boxes = (
-        (TRANSFORM, 64, operand.transform, fills[0]),
-        (ELEMENTS, 110, operand.elements or "as it is", "" if operand.elements else fills[2]),
-        (ROUNDING, 64, operand.rounding, fills[1] if operand.rounding == "stochastic" else ""),
-    )
-    for x, width, words, fill in boxes:
-        if words:
-            drawing.box(x, y - 8.5, width, 17, words, fill=fill or theme().background, edge="quiet", line=0.8)
-    if operand.same:
-        x, bottom, top = ELEMENTS + 55, y + 9, y + 9 + BAND - 44
-        drawing.arrow((x, bottom), (x, top), style="<->", edge="line")
-        drawing.text(x + 6, (bottom + top) / 2, "the same values", color=theme().line)
 
 
 def scalings_text(recipe: Recipe) -> str:

@@ -75,19 +75,20 @@ def cards(verdicts: Iterable[Verdict]) -> Markup:
     """Return all claims as HTML in groups by kind; claims that were not run are only named."""
     verdicts, groups = list(verdicts), []
     usual = [scale for scale, _ in Counter(verdict.scale for verdict in verdicts if verdict.scale).most_common(2)]
+    judged_at = Counter(verdict.claim.judged_at for verdict in verdicts).most_common(1)[0][0] if verdicts else ""
     for kind in Kind:
         members = [verdict for verdict in verdicts if verdict.kind is kind]
         run = [verdict for verdict in members if verdict.outcome is not Outcome.NOT_RUN]
         not_run = [verdict.claim for verdict in members if verdict.outcome is Outcome.NOT_RUN]
         if members:
-            groups.append((str(kind), Markup().join(card(one, usual) for one in run), not_run))
-    return render("claims", groups=groups, usual=usual)
+            groups.append((str(kind), Markup().join(card(one, usual, judged_at) for one in run), not_run))
+    return render("claims", groups=groups, usual=usual, judged_at=judged_at)
 
 
-def card(verdict: Verdict, usual: Sequence[str] = ()) -> Markup:
+def card(verdict: Verdict, usual: Sequence[str] = (), judged_at: str = "") -> Markup:
     """Return one claim as HTML, with its verdict, its comparisons and its controls.
 
-    usual: the sizes of runs in words that the page states once; another size is shown on the card.
+    usual, judged_at: the sizes of runs in words and the scale that the page states once; others are shown on the card.
     """
     claim = verdict.claim
     run = [one for one in verdict.findings if one.status is not Status.NOT_RUN] or list(verdict.findings)
@@ -100,6 +101,7 @@ def card(verdict: Verdict, usual: Sequence[str] = ()) -> Markup:
         badge=badge(verdict.outcome),
         reason=_short(verdict.reason) if listed else verdict.reason,
         scale="" if verdict.scale in usual else verdict.scale,
+        judged_at="" if claim.judged_at == judged_at else claim.judged_at,
         test=verdict.outcome is not Outcome.NOT_TESTABLE and verdict.kind is not Kind.ARITHMETIC,
         findings=findings[:MOST] if listed else [],
         more=len(verdict.findings) - min(len(findings), MOST),

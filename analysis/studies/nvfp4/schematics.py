@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.figures.drawing import POINTS, Drawing, draw_flow, kept_text, products, scalings_text
+from fewbits.analysis.figures.drawing import POINTS, Drawing, draw_flow, kept_text, scalings_text
 from fewbits.analysis.figures.theme import ink, shades
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
@@ -139,13 +139,11 @@ def _one_block(drawing: Drawing, y: float, of: Matrix) -> None:
 def figure_5(results: Results) -> Picture:
     """Draw the three products of a linear layer and how NVFP4's recipe quantizes each operand."""
     recipe, dtype = recipe_of(results.plan)
-    flow = products(recipe, dtype)
-
     notes = (
         f"Drawn from the recipe {recipe.name}, with scales {scalings_text(recipe)}. {kept_text(recipe)} Blocks of one "
         "row are along the named dimension, over which the product sums.",
     )
-    return FigureResult(lambda: draw_flow(flow), (), notes)
+    return FigureResult(lambda: draw_flow(recipe, dtype), (), notes)
 
 
 def recipe_of(plan: Plan) -> tuple[Recipe, str]:

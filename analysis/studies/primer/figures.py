@@ -14,7 +14,7 @@ from fewbits.analysis.engine.results.data import NoData
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.places import not_planned
 from fewbits.analysis.figures.curves import Line, Panel, Rule, draw_panel, keys
-from fewbits.analysis.figures.drawing import draw_flow, products
+from fewbits.analysis.figures.drawing import draw_flow
 from fewbits.analysis.figures.panels import legend, line_key, panels, rows_of_labels
 from fewbits.analysis.figures.theme import NOISE, QUIET, STYLES, Array, Style
 from fewbits.analysis.report.items import FigureResult, Picture, Setting, TableCell, TableResult, TableRow
@@ -222,7 +222,7 @@ def gradient_exponents(results: Results) -> Picture:
 @figure("primer", "Figure 10", title="The casts of a linear layer in DeepSeek-V3's recipe")
 def flow(results: Results) -> Picture:
     notes = ("Drawn from the recipe `fp8`. Master weights are FP32; sums move to FP32 every 128 elements.",)
-    return FigureResult(lambda: draw_flow(products(load_recipe("fp8"), "bf16")), (), notes)
+    return FigureResult(lambda: draw_flow(load_recipe("fp8"), "bf16"), (), notes)
 
 
 # -------------------------------------------------------------------------------- tables

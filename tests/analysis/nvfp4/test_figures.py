@@ -293,16 +293,14 @@ def test_a_matrix_is_shown_as_its_codes_and_scales_make_it() -> None:
 
 
 def test_a_linear_layer_is_shown_as_its_recipe_has_it() -> None:
-    fprop, dgrad, wgrad = gemm_flow.products(load_recipe("nvfp4"), "bf16")
-    x, w = fprop.operands
+    x, w, dy, w_again, *wgrad = gemm_flow.products(load_recipe("nvfp4"))
     assert (x.elements, x.rounding, x.transform) == ("E2M1 1×16, inputs", "nearest", "")
-    w_again, dy = dgrad.operands
-    assert (w_again.elements, w_again.same) == (w.elements, True) == ("E2M1 16×16", True)
+    assert (w_again.elements, w_again.same_as) == (w.elements, "fprop.w") == ("E2M1 16×16", "fprop.w")
     assert (dy.elements, dy.rounding) == ("E2M1 1×16, outputs", "stochastic")
-    assert [one.transform for one in wgrad.operands] == ["Hadamard 16"] * 2
-    assert [one.elements for one in wgrad.operands] == ["E2M1 1×16, tokens"] * 2
-    assert (fprop.dtype, wgrad.dtype) == ("BF16", "FP32")
-    plain = gemm_flow.products(load_recipe("nvfp4-base"), "bf16")
-    assert not any(one.transform or one.same or one.rounding != "nearest" for p in plain for one in p.operands)
-    high = gemm_flow.products(load_recipe("bf16"), "bf16")
-    assert {one.elements for p in high for one in p.operands} == {""}
+    assert [one.transform for one in wgrad] == ["Hadamard 16"] * 2
+    assert [one.elements for one in wgrad] == ["E2M1 1×16, tokens"] * 2
+    plain = gemm_flow.products(load_recipe("nvfp4-base"))
+    assert not any(one.transform or one.same_as or one.rounding != "nearest" for one in plain)
+    assert {one.elements for one in gemm_flow.products(load_recipe("bf16"))} == {"as it is"}
+    shown = {text.get_text() for text in gemm_flow.draw_flow(load_recipe("nvfp4"), "bf16").axes[0].texts}
+    assert {"Fprop, BF16", "Wgrad, FP32", "= fprop.w"} <= shown
