@@ -9,7 +9,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 
@@ -203,16 +202,6 @@ def test_parts_run_on_a_cpu(
     assert shown in capfd.readouterr().out
 
 
-def test_other_weights_are_a_difference(tmp_path: Path) -> None:
-    for name, weights in (("a", b"0"), ("b", b"1")):
-        (tmp_path / name / "checkpoints").mkdir(parents=True)
-        (tmp_path / name / "checkpoints" / "w.safetensors").write_bytes(weights)
-        for file in ("metrics.parquet", "numerics.parquet"):
-            pd.DataFrame({"loss": [1.0, float("nan")]}).to_parquet(tmp_path / name / file)
-    assert gpu_parts._differences(tmp_path / "a", tmp_path / "a") == []
-    assert gpu_parts._differences(tmp_path / "a", tmp_path / "b") == ["checkpoints/w.safetensors"]
-
-
 @pytest.mark.skipif(bool(gpu_parts.lacks_titan()), reason="torchtitan is not installed")
 def test_torchtitan_understands_the_arguments(tmp_path: Path) -> None:
     script = (
@@ -242,22 +231,6 @@ def test_errors_that_a_sanitizer_reports_are_a_failure(tmp_path: Path, name: str
     assert run(tmp_path / "results", part) == [FAILED]
     without = next(part for part in measure_gpu.parts(tmp_path) if part.name == name)
     assert run(tmp_path / "results", without) == [SKIPPED]
-
-
-def test_the_page_has_the_output_of_parts_that_print_tables(tmp_path: Path) -> None:
-    for table in (True, False):
-        run(
-            tmp_path, replace(python("kernels", "print('case\\n\\x1b[31mnvfp4  81%\\x1b[0m')"), table=table), again=True
-        )
-        assert ("```text\ncase\nnvfp4  81%\n```" in page(tmp_path)) == table
-
-
-def test_the_page_shows_the_line_that_a_part_names(tmp_path: Path) -> None:
-    part = python("trial", "print('step 1  9 tokens/s'); print('\\x1b[31mstep 2\\x1b[0m  8 tokens/s'); print('done')")
-    run(tmp_path, replace(part, shows="tokens/s"))
-    assert "| step 2  8 tokens/s |" in page(tmp_path)
-    run(tmp_path, replace(part, shows="no such text"), again=True)
-    assert "| done |" in page(tmp_path)
 
 
 @pytest.mark.skipif(cuda.complaint() is None, reason="this machine has a GPU")

@@ -276,18 +276,6 @@ def test_every_relative_link_of_a_page_leads_to_a_file_and_a_heading() -> None:
     assert broken == []
 
 
-def test_every_line_of_a_block_of_commands_is_one_command() -> None:
-    """Check that in the README's blocks of commands, each line that is not indented begins with a program's name.
-
-    A block that a formatter has wrapped like prose has lines that begin in the middle of a command or comment.
-    """
-    programs = {"fewbits", "make", "torchrun", "python", "pip", "eval", "papermill", "jupytext"}
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```", PAGES[0].read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    commands = [block.splitlines() for language, block in blocks if not language and block.split()[0] in programs]
-    assert commands
-    assert {line.split()[0] for lines in commands for line in lines if line and line[0] != " "} <= programs
-
-
 @pytest.mark.parametrize(
     "page", [PAGES[0], *sorted((ROOT / "docs" / "howto").glob("*.md"))], ids=lambda page: page.stem
 )

@@ -17,7 +17,6 @@ from fewbits.commands.train import LiveLine, summary
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.load import load
 from fewbits.experiments.session import Progress
-from fewbits.experiments.storage.lease import leased
 from fewbits.experiments.storage.run_folder import plain, saved_trial
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.backends.gpu import cuda
@@ -132,15 +131,6 @@ def test_a_trial_that_diverges_has_ended_well(cache: Path, tmp_path: Path, capsy
     assert out.splitlines()[-1] == "diverged at step 1"
     assert "loss nan" in err
     assert result_of(only_run(tmp_path))["status"] == "diverged"
-
-
-def test_a_trial_that_is_being_run_is_wrong_input(
-    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train_until(2, cache, tmp_path)
-    with leased(only_run(tmp_path)):
-        assert cli.main(["train", *overrides(cache, tmp_path)]) == 2
-    assert names(capsys.readouterr().err, only_run(tmp_path), "is working on this trial")
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(

@@ -118,14 +118,6 @@ def test_any_words_come_to_what_hydra_makes_of_them(
 
 
 @pytest.mark.parametrize(
-    "overrides", ["scale=cpu +scale=smoke", "training.stepz=1", "recipe.threshold=1", "observer=3"]
-)
-def test_what_hydra_refuses_is_refused(overrides: str) -> None:
-    with pytest.raises(ValueError, match=r"\S"):
-        load_trial(overrides.split())
-
-
-@pytest.mark.parametrize(
     ("typed", "values"),
     [
         ("data.path=../naïve texts/日本 – ß.txt", ["../naïve texts/日本 – ß.txt"]),

@@ -337,11 +337,6 @@ def test_a_recipe_may_have_a_setting_that_is_named_after_a_slot(tmp_path: Path) 
     assert spellings(f"recipe={file}")["dgrad.dy"] == "e5m2"
 
 
-def test_settings_of_a_recipe_may_be_changed_in_any_order_of_words() -> None:
-    overrides = ["recipe.threshold=0.03", "recipe=mor/block", "seed=3"]
-    assert load_trial(overrides) == load_trial(overrides[::-1])
-
-
 @pytest.mark.parametrize("hash_", ["12345678", "12e45678", "1e234567", "0e000001", "abcdef12"])
 def test_a_hash_that_looks_like_a_number_names_a_parent(hash_: str) -> None:
     for others in ([], ["+branch.step=4"], ["seed=3"]):

@@ -114,15 +114,6 @@ def test_rows_are_what_is_computed_slowly_by_hand(text: str) -> None:
         assert shares == {f"share_{e}": entries.count(e) / len(entries) for e in range(4) if entries}
 
 
-def test_the_inputs_of_these_tests_differ_enough_to_be_told_apart() -> None:
-    """Check that the inputs of this file produce every kind of count, so that the other tests can detect errors."""
-    rows = by_slot(observed(recipe("high", FIVE, FIVE, "high", "high", FIVE))[0])
-    assert min(rows["fprop.w"][f"share_{entry}"] for entry in range(4)) > 0
-    assert by_slot(observed(recipe("e2m1:1x16:nvfp4"))[0])["fprop.x"]["flushed"] > 0.1
-    assert by_slot(observed(recipe("e4m3:16x16:mx"))[0])["fprop.w"]["saturated"] > 0
-    assert by_slot(observed(recipe(f"{E4M3}:stochastic"))[0])["fprop.x"]["capped"] > 0
-
-
 def test_what_came_back_as_nan_is_lost() -> None:
     """Check that if a block has an infinite element, `lost` counts all its elements, which are returned as NaN."""
     layer, quantization = one_layer(recipe(E4M3), 32, 64)

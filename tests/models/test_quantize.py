@@ -249,15 +249,6 @@ def test_a_recipe_switches_the_passes_it_names_at_its_time_and_nothing_before(pa
     assert not equal(switched[begins + 1 :], never[begins + 1 :])
 
 
-def test_after_switching_to_bf16_both_ways_a_step_is_one_in_bf16() -> None:
-    """Check that after a switch of both passes to `bf16`, a step has the bits of an unquantized step."""
-    results = []
-    for data in ({**NVFP4, "switch": {"at": 0.5, "to": "bf16"}}, {"wgrad": {"output": "fp32"}}):
-        model = tiny("nemotron", layers=1)
-        results.append(train(model, quantize(model, Recipe.from_dict(data)), steps=1, switch_from=0.5))
-    assert equal(*results)
-
-
 def test_forward_alone_switched_leaves_backward_with_the_quantized_original() -> None:
     """Check that dgrad and wgrad still read quantized w and x after only the forward pass is switched to `high`.
 

@@ -145,28 +145,13 @@ def test_resuming_on_other_data_is_refused_and_says_what_differs(tmp_path: Path)
     assert "validation" not in str(caught.value)
 
 
-def test_the_description_is_json_and_tells_sizes_and_checksums(tmp_path: Path) -> None:
-    facts = describe(opened(bin_folder(tmp_path / "x", [1, 2], meta={"source": {"from": "here"}})))
-    assert json.loads(json.dumps(facts)) == facts
-    assert facts["kind"] == "bin"
-    assert facts["train.tokens"] == 2
-    assert facts["train.sha256"] == hashlib.sha256(np.array([1, 2], "<u2").tobytes()).hexdigest()
-    assert facts["source.from"] == "here"
-
-
 @pytest.mark.parametrize(
     ("config", "what"),
     [
         (
-            DataConfig(kind="pile"),
-            r"unknown kind of data 'pile'.*python, torch, synthetic, text, bin, openwebtext, c4",
-        ),
-        (DataConfig(kind="bin"), r"data\.path is missing"),
-        (
             DataConfig(kind="bin", path="x", tokenizer="bpe:512"),
             r"data\.tokenizer=bpe:512 with data\.kind=bin.*only path",
         ),
-        (DataConfig(kind="python", path="x"), r"data\.path=x with data\.kind=python, which takes only tokenizer, size"),
         (DataConfig(kind="python", seed=3), r"data\.seed=3 with data\.kind=python"),
         (DataConfig(kind="synthetic", size=0), r"data\.size=0: a training split has at least 1"),
         (DataConfig(kind="c4"), r"no folder .*c4; make it by fewbits data c4"),

@@ -1,7 +1,5 @@
 """Test that Adam-mini equals AdamW if every element is its own part, and otherwise a plain loop over parts."""
 
-from itertools import pairwise
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -36,53 +34,12 @@ def train(optimizer: torch.optim.Optimizer, param: nn.Parameter, grads: list[Ten
     return param.detach()
 
 
-def by_hand(w: Tensor, grads: list[Tensor], sizes: tuple[int, ...]) -> Tensor:
-    """Return the weights after the updates, in float64, by a loop over parts of `sizes` rows with one second moment."""
-    beta1, beta2 = BETAS
-    w, bounds = w.double(), torch.tensor((0, *sizes)).cumsum(0).tolist()
-    m, v = torch.zeros_like(w), [0.0] * len(sizes)
-    for t, grad in enumerate(grads, start=1):
-        g = grad.double()
-        m = beta1 * m + (1 - beta1) * g
-        w = w * (1 - LR * DECAY)
-        for i, (first, last) in enumerate(pairwise(bounds)):
-            squares = g[first:last].square()
-            v[i] = beta2 * v[i] + (1 - beta2) * (squares.sum() / squares.numel()).item()
-            root = (v[i] / (1 - beta2**t)) ** 0.5
-            w[first:last] -= LR * (m[first:last] / (1 - beta1**t)) / (root + EPS)
-    return w
-
-
 @pytest.mark.parametrize("shape", [(ROWS, COLS), (7,), (), (4, 1, 3)])
 def test_where_every_element_is_a_part_it_is_adamw_to_the_bit(shape: tuple[int, ...]) -> None:
     ours, theirs = nn.Parameter(start(shape)), nn.Parameter(start(shape))
     adamw = torch.optim.AdamW([theirs], foreach=False, fused=False, lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY)
     got = train(adam_mini(ours, "element"), ours, gradients(shape))
     assert torch.equal(got, train(adamw, theirs, gradients(shape)))
-
-
-@pytest.mark.parametrize(
-    ("partition", "sizes"),
-    [
-        ("tensor", (ROWS,)),
-        ((ROWS // HEADS,) * HEADS, (ROWS // HEADS,) * HEADS),  # a part for each head
-        ((1,) * ROWS, (1,) * ROWS),  # a part for each output neuron
-        ((6, 6, 4) + (1,) * 8, (6, 6, 4) + (1,) * 8),  # fused qkv: q and k by head, v by neuron
-        ((5, 2, 2, 15), (5, 2, 2, 15)),
-    ],
-    ids=["tensor", "head", "neuron", "fused", "uneven"],
-)
-@pytest.mark.parametrize("columns", [(COLS,), (2, 3), ()], ids=["matrix", "convolution", "vector"])
-def test_each_part_has_its_second_moment(
-    partition: Partition, sizes: tuple[int, ...], columns: tuple[int, ...]
-) -> None:
-    shape = (ROWS, *columns)
-    param = nn.Parameter(start(shape))
-    optimizer = adam_mini(param, partition)
-    got, expected = train(optimizer, param, gradients(shape)), by_hand(start(shape), gradients(shape), sizes)
-    torch.testing.assert_close(got, expected.float(), rtol=2e-6, atol=2e-6)
-    assert optimizer.state[param]["exp_avg_sq"].shape == optimizer.second_moment_shape(param) == (len(sizes),)
-    assert optimizer.state[param]["exp_avg"].shape == shape
 
 
 def test_a_gradient_need_not_be_contiguous() -> None:

@@ -49,12 +49,6 @@ def test_warm_up_rises_evenly_from_above_zero_to_the_peak_reached_once_it_is_ove
         assert values[:5] == [1 / 5, 2 / 5, 3 / 5, 4 / 5, 1.0]
 
 
-def test_the_final_ratio_is_reached_one_update_after_the_last() -> None:
-    values = curve(ScheduleConfig(kind="linear", final_ratio=0.2), 8)
-    assert values[-1] == pytest.approx(0.2 + 0.8 / 8)
-    assert values[-1] + (values[-1] - values[-2]) == pytest.approx(0.2)
-
-
 @pytest.mark.parametrize("decay_fraction", [0.2, 0.15])
 def test_wsd_holds_the_peak_and_decays_in_the_last_part(decay_fraction: float) -> None:
     """Check NVFP4's settings: decay in the last 20 % (12B) or 15 % (8B, 1.2B) of updates, to 1/100 of the peak."""

@@ -43,13 +43,6 @@ def test_a_branch_goes_on_as_its_parent_would(parent: RunFolder, longer: RunFold
     assert all(torch.equal(here[name], there[name]) for name in of_trial)
 
 
-def test_a_branch_may_start_from_a_kept_checkpoint(
-    parent: RunFolder, longer: RunFolder, cache: Path, runs: Path
-) -> None:
-    branch, _ = train(cache, runs, *NOISY, "training.steps=2", f"branch.parent={parent.path.name}", "branch.step=4")
-    assert metric(branch, "loss") == metric(longer, "loss")[4:6]
-
-
 def test_a_branch_of_a_branch_goes_on(parent: RunFolder, longer: RunFolder, cache: Path, runs: Path) -> None:
     first, _ = train(cache, runs, *NOISY, "training.steps=3", f"branch.parent={parent.path}", "branch.step=4")
     second, _ = train(cache, runs, *NOISY, "training.steps=2", f"branch.parent={first.path}")

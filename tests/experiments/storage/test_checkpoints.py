@@ -112,11 +112,6 @@ def test_tensors_come_back_in_every_dtype_and_shape_bit_for_bit_also_to_readers_
         assert all(equal(file.get_tensor(name), tensor) for name, tensor in tensors.items())
 
 
-def test_equal_content_gives_equal_bytes(tmp_path: Path) -> None:
-    paths = [save(tmp_path / name, 1, every_tensor(), {"a": 1.5}) for name in ("x", "y")]
-    assert all((paths[0] / name).read_bytes() == (paths[1] / name).read_bytes() for name in (TENSORS, STATE))
-
-
 def test_a_tensor_need_not_be_contiguous_and_may_be_a_parameter(tmp_path: Path) -> None:
     base = torch.arange(24.0).reshape(4, 6)
     views = {
@@ -184,12 +179,6 @@ def test_a_tied_tensor_is_kept_once_and_comes_back_tied(tmp_path: Path) -> None:
     tree = unflatten(found.tensors(), found.state)
     assert tree["model"]["embed.weight"] is tree["model"]["head.weight"]
     model.load_state_dict(tree["model"])
-
-
-def test_tensors_are_named_after_their_place_even_where_names_meet() -> None:
-    """Check the names of two tensors with equal paths: the second name gets an apostrophe."""
-    tensors, _ = flatten({"a": {"b": torch.zeros(1)}, "a.b": torch.ones(1), "list": [torch.zeros(2)]})
-    assert list(tensors) == ["a.b", "a.b'", "list.0"]
 
 
 @pytest.mark.parametrize("value", [b"bytes", {1, 2}, object(), torch.float32])
@@ -307,14 +296,6 @@ def test_a_damaged_newest_falls_back_to_the_one_before_with_one_warning(damage: 
     assert (found.step, found.state, found.tensors()["step"].item()) == (1, {"lr": 0.25}, 1)
     with pytest.raises(DamagedCheckpoint, match=message):
         load(path)
-
-
-def test_where_all_are_damaged_there_is_none_and_each_is_named(tmp_path: Path) -> None:
-    for step in (1, 2):
-        (save(tmp_path, step, some(step), {}) / STATE).unlink()
-    with pytest.warns(UserWarning, match="state.json") as caught:
-        assert newest(tmp_path) is None
-    assert len(caught) == 2
 
 
 def test_a_checkpoint_of_another_format_is_not_read(tmp_path: Path) -> None:

@@ -240,23 +240,3 @@ def test_a_lost_lease_is_noticed_and_not_removed(how: str, tmp_path: Path, monke
             os.replace(tmp_path / "new" / lease.NAME, tmp_path / lease.NAME)
         assert lost.wait(60)
     assert holder(tmp_path) == (FAR if how == "taken over" else None)
-
-
-def test_threads_of_a_process_contend_as_processes_do(tmp_path: Path) -> None:
-    won, ready = [], threading.Barrier(4)
-
-    def contend(me: int) -> None:
-        ready.wait()
-        try:
-            with leased(tmp_path):
-                won.append(me)
-                ready.wait()
-        except Held:
-            ready.wait()
-
-    threads = [threading.Thread(target=contend, args=(me,)) for me in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(won) == 1

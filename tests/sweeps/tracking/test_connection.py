@@ -2,8 +2,6 @@
 
 import getpass
 import shutil
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,19 +16,6 @@ def test_a_store_keeps_its_id_when_it_is_moved_or_copied_and_two_stores_differ(t
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
     (tmp_path / "a").rename(tmp_path / "c")
     assert store_id(tmp_path / "c") == store_id(tmp_path / "copy") == first
-
-
-def test_threads_that_ask_at_once_get_one_id_and_leave_one_file(tmp_path: Path) -> None:
-    for attempt in range(20):
-        runs, together = tmp_path / str(attempt), threading.Barrier(8)
-
-        def ask(runs: Path, together: threading.Barrier = together) -> str:
-            together.wait()
-            return store_id(runs)
-
-        with ThreadPoolExecutor(8) as pool:
-            assert len(set(pool.map(ask, [runs] * 8))) == 1
-        assert [path.name for path in runs.iterdir()] == [connection.FILE]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"id": 5}', '{"id": "../x"}'])

@@ -292,22 +292,6 @@ def test_errors_are_averaged_over_layers_and_their_maximum_is_kept() -> None:
     assert points.numerics_by_step(table) == {9: expected}
 
 
-def test_decisions_are_means_over_layers_and_slots() -> None:
-    table = rows(
-        {"slot": "fprop.x", "quantizer": MIXTURE, "share_0": 0.5, "share_1": 0.5},
-        {"slot": "fprop.x", "quantizer": MIXTURE, "share_0": 1.0, "share_1": 0.0},
-        {"slot": "dgrad.dy", "quantizer": MIXTURE, "share_0": 0.0, "share_1": 1.0},
-    )
-    assert points.numerics_by_step(table)[9] == {
-        "share/e4m3": 0.5,
-        "share/bf16": 0.5,
-        "share_e4m3/fprop.x": 0.75,
-        "share_bf16/fprop.x": 0.25,
-        "share_e4m3/dgrad.dy": 0.0,
-        "share_bf16/dgrad.dy": 1.0,
-    }
-
-
 def test_bit_widths_are_those_of_all_layers() -> None:
     table = rows(
         {"slot": "weight", "bits_mean": 5.0, "bits_min": 4.5, "bits_max": 6.0},
