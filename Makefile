@@ -39,7 +39,7 @@ MEASURE_gaussws = $(BIN)/fewbits bench train $(if $(ON_GPU),$(TIMED_gpu),$(TIMED
 	$(BIN)/fewbits bench kernels --generators $(if $(ON_GPU),--device cuda) --once --store $(or $(RUNS),runs) || exit $$?;
 
 .DEFAULT_GOAL := help
-.PHONY: help setup more-extras test tests test-deep test-portable numerics lint style types bench measure-gpu wheel ui docs clean reproduce $(REPRODUCE)
+.PHONY: help setup more-extras test tests test-deep numerics lint style types bench measure-gpu wheel ui docs clean reproduce $(REPRODUCE)
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 26
@@ -60,9 +60,6 @@ tests: setup
 test-deep: ## Run all tests with all random examples, and also the long tests marked `deep` (installs the extra oracles)
 	@$(MAKE) --no-print-directory setup EXTRAS=$(subst $(space),$(comma),$(strip oracles $(subst $(comma), ,$(EXTRAS))))
 	FEWBITS_TESTS=deep $(TESTS)
-
-test-portable: setup ## Run the tests that train under three instruction sets: this processor's own and two older ones
-	$(BIN)/python tests/portable.py --numprocesses 3 --dist loadfile --quiet
 
 numerics: setup ## After edits of sources that compute: compare golden digests, and record the sources
 	$(BIN)/python -m tests.record_numerics

@@ -59,7 +59,6 @@ LONG = (
     "sweeps/planning/test_outline.py",
     "analysis/report/test_notebooks.py",
     "experiments/test_identity.py",
-    "test_portable.py",
     "commands/test_hydra_options.py",
     "experiments/distributed/test_sharding.py",
 )
