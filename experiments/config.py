@@ -13,7 +13,7 @@ import dataclasses
 import difflib
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import OverrideType
@@ -46,6 +46,12 @@ from fewbits.experiments.config_files import (
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.recipe import GEMMS, SLOTS, Recipe
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fewbits.models.observer import Observer
+    from fewbits.models.quantize import Quantization
 
 _FIELDS = tuple(f.name for f in dataclasses.fields(Recipe))
 _KINDS = {float: "a number", int: "a whole number", str: "a string"}  # names of types in error messages
@@ -85,6 +91,33 @@ def recipe_from_overrides(name: str, changes: Sequence[str]) -> Recipe:
     """
     overrides = [f"recipe={spelled(name)}", *(f"recipe.{change}" for change in changes)]
     return recipe_and_settings(overrides)[0]
+
+
+def quantize(
+    model: nn.Module,
+    recipe: Recipe | str,
+    *,
+    seed: int = 0,
+    observer: Observer | None = None,
+    keep_weights: bool = True,
+) -> Quantization:
+    """Replace the linear layers of the model's blocks, in place, by quantized ones with the same parameters.
+
+    Create optimizers afterwards, because a sampler adds a parameter `bit_scale` to every layer with noise.
+    recipe: a recipe, its name (from `fewbits list recipes`), or the path of a YAML file.
+    seed: the rounding seed, from which the seeds of stochastic rounding, noise and rotation signs are derived.
+    observer: collects statistics of the quantized operands.
+    keep_weights: True quantizes and casts each weight once per update and keeps the result; False does so in every
+        forward and backward pass, to save memory.
+
+    >>> quantization = quantize(model, "nvfp4")
+    >>> quantization.attach(model, optimizer)   # or quantization.begin(step) before every forward
+    >>> print(quantization)                     # how much is quantized, and what is not
+    """
+    from fewbits.models.quantize import quantize  # here, since it imports all of the quantized layers
+
+    chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    return quantize(model, chosen, seed=seed, observer=observer, keep_weights=keep_weights)
 
 
 def resolved(overrides: Sequence[str]) -> dict[str, Any]:

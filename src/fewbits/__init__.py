@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from fewbits.analysis.tidy.runs import runs as runs
     from fewbits.experiments.config import load_recipe as load_recipe
     from fewbits.experiments.config import load_trial as load_trial
+    from fewbits.experiments.config import quantize as quantize
     from fewbits.experiments.evaluation.evaluate import evaluate as evaluate
-    from fewbits.experiments.own_models import quantize as quantize
     from fewbits.kernels.accumulators import product as product
     from fewbits.kernels.api import QuantStats as QuantStats
     from fewbits.kernels.api import fake_quantize as fake_quantize
@@ -45,9 +45,8 @@ if TYPE_CHECKING:
 
 _DEFINED_IN = {  # module → the public names that it defines
     "fewbits.analysis.tidy.runs": ("Runs", "read", "runs"),
-    "fewbits.experiments.config": ("load_recipe", "load_trial"),
+    "fewbits.experiments.config": ("load_recipe", "load_trial", "quantize"),
     "fewbits.experiments.evaluation.evaluate": ("evaluate",),
-    "fewbits.experiments.own_models": ("quantize",),
     "fewbits.kernels.accumulators": ("product",),
     "fewbits.kernels.api": ("QuantStats", "fake_quantize", "fake_quantize_both", "mix"),
     "fewbits.kernels.conformance": ("conform",),

@@ -13,9 +13,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from fewbits.experiments.config import load_recipe
+from fewbits.experiments.config import load_recipe, quantize
 from fewbits.experiments.devices import World
-from fewbits.experiments.own_models import quantize
 from fewbits.models.networks.sharded import whole
 from fewbits.models.quantize import Quantization
 from tests.experiments.distributed.ranks import on_ranks

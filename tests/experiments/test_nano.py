@@ -1,4 +1,4 @@
-"""Test the single-file training scripts: the bits of `fewbits train`, two ranks, and a killed run that is resumed."""
+"""Test the single-file training script: the bits of `fewbits train`, two ranks, and a killed run that is resumed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -15,19 +14,17 @@ import torch
 
 from fewbits.experiments import training
 from fewbits.experiments.config import load_trial
-from fewbits.experiments.nano import train_gpt2, train_llama2
+from fewbits.experiments.nano import train
 
-ROOT = Path(train_gpt2.__file__).parents[2]
+ROOT = Path(train.__file__).parents[2]
 SIZES = ("--steps", "4", "--batch", "4", "--micro_batch", "2", "--length", "32", "--windows", "4", "--warmup", "1")
-SCRIPTS: dict[str, tuple[Callable[[list[str]], list[float]], list[str], list[str]]] = {
+MODELS = {
     "gpt2": (
-        train_gpt2.main,
         ["--model", "gpt2-nano", "--recipe", "nvfp4"],
         ["model=gpt2-nano", "recipe=nvfp4", "schedule=cosine", "schedule.final_ratio=0.1"],
     ),
     "llama2": (
-        train_llama2.main,
-        ["--model", "llama2-nano", "--recipe", "gaussws"],
+        ["--model", "llama2-nano"],
         ["model=llama2-nano", "recipe=gaussws", "schedule=linear", "optimizer.decay_vectors=true"],
     ),
 }
@@ -40,10 +37,10 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_has_the_bits_of_fewbits_train(name: str, text: Path, tmp_path: Path) -> None:
-    main, arguments, overrides = SCRIPTS[name]
-    losses = main([*arguments, *SIZES, "--data", str(text), "--out", str(tmp_path / "out")])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_script_has_the_bits_of_fewbits_train(name: str, text: Path, tmp_path: Path) -> None:
+    arguments, overrides = MODELS[name]
+    losses = train.main([*arguments, *SIZES, "--data", str(text), "--out", str(tmp_path / "out")])
     trial, runtime = load_trial(
         [
             *overrides,
@@ -62,9 +59,9 @@ def test_a_script_has_the_bits_of_fewbits_train(name: str, text: Path, tmp_path:
         assert torch.equal(weight, saved["model.embed.weight" if tied else f"model.{key}"])
 
 
-def test_a_script_that_is_killed_resumes_to_the_same_losses_on_two_ranks(text: Path, tmp_path: Path) -> None:
-    main = ROOT / "experiments" / "nano" / "train_gpt2.py"
-    arguments = [*SCRIPTS["gpt2"][1], *SIZES, "--data", str(text), "--steps", "40", "--save_every", "1"]
+def test_the_script_that_is_killed_resumes_to_the_same_losses_on_two_ranks(text: Path, tmp_path: Path) -> None:
+    main = ROOT / "experiments" / "nano" / "train.py"
+    arguments = [*MODELS["gpt2"][0], *SIZES, "--data", str(text), "--steps", "40", "--save_every", "1"]
 
     def launch(out: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -1,11 +1,12 @@
-"""Train GPT-2 in few bits: a training loop in one file, without configs, scheduler or tracker.
+"""Train GPT-2 or Llama 2 in few bits: a training loop in one file, without configs, scheduler or tracker.
 
-    python train_gpt2.py --data FOLDER_OR_TEXT --recipe nvfp4
-    torchrun --nproc-per-node 8 train_gpt2.py --data FOLDER --recipe mor/block
+    python train.py --data FOLDER_OR_TEXT --recipe nvfp4
+    torchrun --nproc-per-node 8 train.py --model llama2-134m --data FOLDER --recipe gaussws
 
 --data is a text file, read as bytes, or a folder with train.bin and val.bin as nanoGPT (or `fewbits data`) writes them.
 The same command resumes from OUT/checkpoint.pt. On one device, a run has the bits of `fewbits train` with the same
-settings. `--model gpt2-nano` trains on a laptop. Copy this file and change it.
+settings. GPT-2 has nanoGPT's defaults, Llama 2 those of GaussWS's paper. `--model gpt2-nano` trains on a laptop. Copy
+this file and change it.
 """
 
 import argparse
@@ -21,10 +22,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fewbits.experiments.config import quantize
 from fewbits.experiments.data.corpus import DataConfig
 from fewbits.experiments.data.load import load
 from fewbits.experiments.evaluation.loss import evaluate_loss
-from fewbits.experiments.own_models import quantize
 from fewbits.experiments.trial import INITIAL, ORDER, ROUNDING
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.registry import build
@@ -32,6 +33,8 @@ from fewbits.models.networks.registry import build
 
 @dataclass
 class Settings:
+    """The settings, with the values for GPT-2."""
+
     data: str = "input.txt"
     out: str = "out"
     model: str = "gpt2-124m"
@@ -42,6 +45,8 @@ class Settings:
     length: int = 1024
     lr: float = 6e-4
     final_ratio: float = 0.1  # the last learning rate divided by the first
+    decay: str = "cosine"  # or linear
+    decay_vectors: int = 0  # 1: weight decay also for norms and biases, as in torchtitan
     warmup: int = 700
     weight_decay: float = 0.1
     beta2: float = 0.95
@@ -50,6 +55,10 @@ class Settings:
     windows: int = 200
     save_every: int = 1000
     seed: int = 1
+
+
+LLAMA2 = {"recipe": "gaussws", "steps": 10_000, "batch": 96, "micro_batch": 8, "length": 2048, "final_ratio": 0.0}
+LLAMA2 |= {"decay": "linear", "decay_vectors": 1, "warmup": 500, "windows": 100}
 
 
 class Loss(nn.Module):
@@ -65,17 +74,20 @@ class Loss(nn.Module):
 
 
 def learning_rate(s: Settings, step: int) -> float:
-    """Return the learning rate of an update: a linear warm-up, then a cosine decay."""
+    """Return the learning rate of an update: a linear warm-up, then the decay."""
     if step < s.warmup:
         return s.lr * ((step + 1) / (s.warmup + 1))
     done = (step - s.warmup) / (s.steps - s.warmup)
-    return s.lr * (s.final_ratio + (1 - s.final_ratio) * (0.5 * (1 + math.cos(math.pi * done))))
+    shape = 0.5 * (1 + math.cos(math.pi * done)) if s.decay == "cosine" else 1 - done
+    return s.lr * (s.final_ratio + (1 - s.final_ratio) * shape)
 
 
 def main(arguments: list[str] | None = None) -> list[float]:
-    parser = argparse.ArgumentParser(description="Train GPT-2 in few bits")
+    parser = argparse.ArgumentParser(description="Train GPT-2 or Llama 2 in few bits")
     for setting in fields(Settings):
         parser.add_argument(f"--{setting.name}", type=type(setting.default), default=setting.default)
+    if parser.parse_args(arguments).model.startswith("llama2"):
+        parser.set_defaults(**LLAMA2)
     s = Settings(**vars(parser.parse_args(arguments)))
 
     ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
@@ -97,10 +109,9 @@ def main(arguments: list[str] | None = None) -> list[float]:
         raise SystemExit(f"{s.data} has {corpus.vocab} tokens, {s.model} only {model.config.vocab}")
     quantization = quantize(model, s.recipe, seed=derive_seed(s.seed, ROUNDING))
     parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": s.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
+    decayed = [p for p in parameters if p.ndim >= 2 or s.decay_vectors]
+    others = [p for p in parameters if not (p.ndim >= 2 or s.decay_vectors)]
+    groups = [{"params": decayed, "weight_decay": s.weight_decay}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=s.lr, betas=(0.9, s.beta2), fused=True)
     loss_of: Any = Loss(model)
     quantization.attach(loss_of, optimizer, steps=s.steps)  # counts updates and micro-batches, which seed the noise
