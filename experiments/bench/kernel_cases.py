@@ -36,7 +36,6 @@ class Case:
     quantizer: Quantizer | None = None  # of fake_quantize
     axes: tuple[int, ...] = (-1,)  # along which it quantizes
     stats: bool = False  # with statistics
-    mixture: Mixture | None = None
     sampler: Literal["gaussian", "uniform"] | None = None  # the noise of a sampled weight
 
     def into(self, x: Tensor, out: Tensor) -> object:
@@ -92,7 +91,6 @@ def mix(name: str, spec: str) -> Case:
         name,
         max(_reads(q, -1) for q in mixture.quantizers) + 1,
         lambda x, out=None: api.mix(x, mixture, seed=SEED, out=out),
-        mixture=mixture,
     )
 
 

@@ -44,8 +44,7 @@ mem    the value of `copy` that memory traffic alone would allow. The traffic co
        generators only write; they are compared with a copy of as many elements.
 at     copy / mem: the share of what memory traffic allows.
 ×      how many times longer a peer takes than our kernel, both returning new tensors, in turns, median of 3. Peers
-       compute only the mean error and use torch's random numbers. On a CPU, all but torch.compile are timed on the
-       first {peer_rows} rows."""
+       use torch's random numbers. On a CPU, all but torch.compile are timed on the first {peer_rows} rows."""
 SHORT = {"torch eager": "×eager", "torch.compile": "×compile"}
 
 

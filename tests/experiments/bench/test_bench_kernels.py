@@ -114,9 +114,9 @@ def test_peers_stand_beside_the_cases_they_implement(capsys: pytest.CaptureFixtu
     assert status == 0
     answer = json.loads(file.read_text())
     by_peer = {name: {e["case"] for e in answer["measured"] if name in e["peers"]} for name in answer["peers"]}
-    stored = {e["case"] for e in answer["measured"] if e["case"].startswith(("encode", "decode"))}
-    assert len(stored) == 2, "encode and decode, which have no peers"
-    assert by_peer["torch eager"] == by_peer["torch.compile"] == {e["case"] for e in answer["measured"]} - stored
+    assert by_peer["torch eager"] == by_peer["torch.compile"]
+    assert {"e4m3", "e4m3:tensor:amax", "e4m3:channel:amax axis=0"} <= by_peer["torch eager"]
+    assert not any(case.startswith(("encode", "decode", "mix")) for case in by_peer["torch eager"])
     assert "×eager" in table
     assert "×compile" in table
     for name, cases in {"torchao": {"e4m3:1x32:e8m0"}, "ml_dtypes": {"e4m3"}}.items():
@@ -129,7 +129,7 @@ def test_peers_stand_beside_the_cases_they_implement(capsys: pytest.CaptureFixtu
 def test_an_absent_peer_is_skipped(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("torchao", "ml_dtypes"):
         monkeypatch.setitem(sys.modules, package, None)
-    status, table, _ = bench(capsys, *SMALL, "--only", "e4m3:1x32")
+    status, table, _ = bench(capsys, *SMALL, "--only", "e4m3:1x128")
     assert status == 0
     assert {f"{package} skipped: it is not installed" for package in ("torchao", "ml_dtypes")} <= {*table.splitlines()}
     assert "×torchao" not in table
@@ -199,18 +199,13 @@ def test_peers_do_the_same_work(case: Case) -> None:
             continue
         theirs: Any = work(x)
         ours: Any = case.call(x)
-        pairs = (
-            zip(theirs, ours, strict=True) if case.name.startswith("both axes") else [(_first(theirs), _first(ours))]
-        )
-        for a, b in pairs:
-            assert (a.shape, a.dtype) == (b.shape, b.dtype)
-            if "sample" in case.name or "stochastic" in case.name:
-                far = [float((y.float() - x.float()).square().mean().sqrt()) for y in (a, b)]
-                assert far[0] == pytest.approx(far[1], rel=0.1)
-            else:
-                assert float((a == b).float().mean()) > (0.98 if "rht" in case.name else 0.99)
-        if "+ stats" in case.name:
-            assert float(theirs[1]) == pytest.approx(float(ours[1].error), rel=0.01)
+        a, b = _first(theirs), _first(ours)
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        if "sample" in case.name:
+            far = [float((y.float() - x.float()).square().mean().sqrt()) for y in (a, b)]
+            assert far[0] == pytest.approx(far[1], rel=0.1)
+        else:
+            assert float((a == b).float().mean()) > 0.99
 
 
 def _first(result: Any) -> torch.Tensor:
@@ -224,23 +219,14 @@ def _first(result: Any) -> torch.Tensor:
     [
         (bench_cases.quantize("e4m3"), 1.0),
         (bench_cases.quantize("e4m3:tensor:amax"), 1.5),
-        (bench_cases.quantize("e4m3:channel:amax"), 1.0),
         (bench_cases.quantize("e4m3:channel:amax", axis=0), 1.5),
-        (bench_cases.quantize("e4m3:128x128:amax"), 1.0),
-        (bench_cases.quantize("e4m3:128x128:gam"), 1.5),
-        (bench_cases.quantize("e2m1:1x32:mx", axis=0), 1.0),
         (bench_cases.quantize("e2m1:1x16:nvfp4:rht16"), 1.5),
-        (bench_cases.both_axes("e4m3:1x32:e8m0"), 1.5),
         (bench_cases.both_axes("e2m1:1x16:nvfp4"), 2.0),
         (bench_cases.mix("m", "e4m3:128x128:amax @ error<0.1 | bf16 ; per=block"), 1.0),
         (bench_cases.encode("e2m1:1x16:nvfp4"), (4 + 0.5 + 1 / 16) / 4),
-        (bench_cases.encode("e4m3:channel:amax"), 0.75),
-        (bench_cases.encode("e3m2:1x32:mx"), (2 + 0.75 + 1 / 32) / 4),
         (bench_cases.decode("e4m3:128x128:amax"), (1 + 4 / 128**2 + 2) / 4),
-        (bench_cases.decode("bf16"), 1.0),
         (bench_cases.sample_weight("gaussian"), 1.25),
         (bench_cases.generate("gaussian"), 0.125),
-        (bench_cases.generate("uniform"), 0.5),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
@@ -270,22 +256,6 @@ def test_turns_end_when_patience_does_and_untimed_turns_do_not_count() -> None:
     assert len(bench_measure.take_turns([lambda: 1.0], runs=5, patience=60.0)[0]) == 5
     clock = itertools.count()
     assert bench_measure.take_turns([lambda: float(next(clock))], runs=2, untimed=3) == [[3.0, 4.0]]
-
-
-def test_ratios_are_taken_within_a_turn() -> None:
-    assert Ratio.of([1, 20, 3], [2, 10, 1]) == Ratio(2, 0.5, 3)
-
-
-def test_touched_memory_gives_a_call_the_memory_of_the_last_one() -> None:
-    memory = TouchedMemory()
-
-    def call() -> tuple[int, ...]:
-        with memory:
-            x = torch.empty(3, 5)
-            return x.data_ptr(), torch.empty_like(x).data_ptr(), torch.empty(3, 5, dtype=torch.int32).data_ptr()
-
-    assert call() == call()
-    assert len(set(call())) == 3
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.backend], ids=lambda c: c.name)
@@ -333,13 +303,3 @@ def test_other_processes_are_measured_and_our_own_work_is_not() -> None:
     assert len(alone.shares) == len(beside.shares) == 3
     assert all(share is not None and 0 <= share <= 1 for share in (*alone.shares, *beside.shares))
     assert max(share or 0 for share in beside.shares) > 0.3
-
-
-@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the kernel does not count processor time there")
-def test_turns_too_short_to_measure_have_the_share_of_the_time_before() -> None:
-    start = time.perf_counter()
-    others = bench_measure.OtherProcesses()
-    bench_measure.take_turns([lambda: 0.0], 5, others=others)
-    assert time.perf_counter() - start >= 0.8 * bench_measure.SHORTEST  # in ticks of 10 ms
-    assert len(others.shares) == 5
-    assert len(set(others.shares)) == 1
