@@ -13,35 +13,30 @@ from typing import Any, Final
 
 from fewbits.models.networks.decoder import DecoderConfig
 
+
+def _sizes(
+    vocab: int, width: int, layers: int, heads: int, kv_heads: int, head_dim: int, ffn: int, context: int
+) -> dict[str, Any]:
+    """Return these fields of DecoderConfig by name."""
+    return locals()
+
+
 # GaussWS: nanoGPT 9755682b. The vocabulary is GPT-2's 50257 padded to a multiple of 64.
 _GPT2 = DecoderConfig(
     name="gpt2-124m",
-    vocab=50304,
-    width=768,
-    layers=12,
-    heads=12,
-    kv_heads=12,
-    head_dim=64,
-    ffn=3072,
+    **_sizes(50304, 768, 12, 12, 12, 64, 3072, 1024),
     activation="gelu",
     norm="layernorm",
     positions="learned",
-    context=1024,
     tied=True,
 )
 
 # GaussWS: the presets of Adam-mini's fork of torchtitan, with seven linear layers per block.
 _LLAMA2 = DecoderConfig(
     name="llama2-134m",
-    vocab=32000,  # assumed for C4, because it gives the published number of parameters
-    width=768,
-    layers=12,
-    heads=12,
-    kv_heads=12,
-    head_dim=64,
-    ffn=2048,
+    # vocab: assumed for C4, because it gives the published number of parameters
+    **_sizes(32000, 768, 12, 12, 12, 64, 2048, 2048),
     activation="swiglu",
-    context=2048,
     fused_qkv=False,
     init="llama",
 )
@@ -49,54 +44,30 @@ _LLAMA2 = DecoderConfig(
 # MoR: Nemotron-3 8B's published configuration, with four linear layers per block.
 _NEMOTRON3 = DecoderConfig(
     name="nemotron3-8b",
-    vocab=256000,
-    width=4096,
-    layers=32,
-    heads=32,
-    kv_heads=32,
-    head_dim=128,
-    ffn=16384,
+    # context: of the published model; assumed for MoR's runs
+    **_sizes(256000, 4096, 32, 32, 32, 128, 16384, 4096),
     norm="layernorm1p",
     rope_fraction=0.5,
-    context=4096,  # of the published model; assumed for MoR's runs
     init_std=0.0134,  # assumed: the default of the Nemotron family in transformers
 )
 
 # NVFP4: the Transformer of the paper's ablations. RoPE's θ and fraction and the initial standard deviation are assumed.
 _NVFP4 = DecoderConfig(
     name="nvfp4-1.2b",
-    vocab=131072,
-    width=2048,
-    layers=20,
-    heads=16,
-    kv_heads=8,
-    head_dim=128,
-    ffn=6144,
-    context=8192,
+    **_sizes(131072, 2048, 20, 16, 8, 128, 6144, 8192),
 )
 
 # NVFP4: the Nemotron-H family. It has no position embeddings, because Mamba-2 already depends on the order of tokens.
 _HYBRID_8B = DecoderConfig(
     name="hybrid-8b",
-    vocab=131072,
-    width=4096,
-    layers=52,
-    heads=32,
-    kv_heads=4,
-    head_dim=128,
-    ffn=21504,
+    **_sizes(131072, 4096, 52, 32, 4, 128, 21504, 8192),
     positions="none",
-    context=8192,
     pattern="M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
 )
 _HYBRID_12B = replace(
     _HYBRID_8B,
     name="hybrid-12b",
-    width=5120,
-    layers=62,
-    heads=40,
-    kv_heads=8,
-    ffn=20480,
+    **_sizes(131072, 5120, 62, 40, 8, 128, 20480, 8192),
     pattern="M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M-",
 )
 
@@ -105,14 +76,7 @@ _HYBRID_12B = replace(
 _MOE = replace(
     _LLAMA2,
     name="moe-1b-7b",
-    vocab=50304,
-    width=2048,
-    layers=16,
-    heads=16,
-    kv_heads=16,
-    head_dim=128,
-    ffn=1024,
-    context=4096,
+    **_sizes(50304, 2048, 16, 16, 16, 128, 1024, 4096),
     experts=64,
     active_experts=8,
 )
@@ -121,14 +85,8 @@ _MOE = replace(
 _SMOLLM2 = replace(
     _LLAMA2,
     name="smollm2-135m",
-    vocab=49152,
-    width=576,
-    layers=30,
-    heads=9,
-    kv_heads=3,
-    ffn=1536,
+    **_sizes(49152, 576, 30, 9, 3, 64, 1536, 8192),
     rope_theta=100000.0,
-    context=8192,
     tied=True,
 )
 
