@@ -4,9 +4,9 @@ Each recipe is measured by a probe trial (probe_trial.py), whose run folder is i
 that was measured before is not measured again, and an interrupted probe continues. The differences from the model
 without quantization, on the same batch, have almost no noise, whereas a comparison of trained models needs many seeds.
 
-By default this reference computes in the trial's dtype, so all differences come from the recipe, and a recipe that
-leaves all operands in high precision gives differences of exactly 0. With `reference="fp32"` they also contain the
-error of BF16. Every batch has the size of a micro-batch, because the scale of a quantized tensor may depend on it.
+This reference computes in the trial's dtype, so all differences come from the recipe, and a recipe that leaves all
+operands in high precision gives differences of exactly 0. Every batch is one that the trial would have read next, and
+has the size of a micro-batch, because the scale of a quantized tensor may depend on it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,6 @@ def probe(
     batches: int = 4,
     seeds: int = 1,
     step: int | None = None,
-    split: str = "train",
-    reference: str | None = None,
     accumulators: Sequence[str] = (),
     runtime: Runtime = Runtime(),  # noqa: B008, a frozen value
     report: ReportProgress = lambda done, total: None,
@@ -56,8 +54,6 @@ def probe(
     batches: the number of batches; each has the size of a micro-batch of the trial.
     seeds: the number of seeds for a recipe that uses random numbers, to separate its mean effect from the noise.
     step: the step of the checkpoint, if `run` is a run folder; None: the newest checkpoint.
-    split: train, validation or ood.
-    reference: the dtype of the unquantized model, one of bf16, fp16 and fp32; None: the trial's dtype.
     accumulators: names of accumulators whose sums are compared with exact ones, such as hopper-fp8.
     report: called after each batch of each recipe, with the number of batches done and the number of all batches.
 
@@ -69,7 +65,7 @@ def probe(
             raise ValueError(f"{name} {count}: 1 or more is expected")
     folder, at = _checkpoint(run, step)
     source = run_folder.saved_trial(folder.path)
-    settings = ProbeConfig(seeds, split, update=False, reference=reference, accumulators=tuple(accumulators))
+    settings = ProbeConfig(seeds, "train", update=False, accumulators=tuple(accumulators))
     trials = [_trial(source, folder.path, at, recipe, batches, settings) for recipe in _checked(recipes, source)]
     runtime = replace(runtime, runs=str(folder.path.resolve().parent), keep_every=0, keep_steps=())
     tables: dict[str, list[pd.DataFrame]] = {"rows": [], "operands": [], "sums": []}
@@ -83,13 +79,13 @@ def probe(
     return Probe(
         run=folder.path.resolve().name,
         step=at,
-        split=split,
+        split=settings.split,
         batches=batches,
         seeds=seeds,
         sequences=source.training.micro_batch,
         length=source.training.length,
         dtype=source.training.dtype,
-        reference=reference or source.training.dtype,
+        reference=source.training.dtype,
         rows=pd.concat(tables["rows"], ignore_index=True),
         operands=_joined(tables["operands"]),
         sums=_joined(tables["sums"]) if accumulators else None,

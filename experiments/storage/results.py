@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from fewbits.common.atomic import read_json, write_json
 from fewbits.common.from_dict import from_dict
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.experiments.trial import Trial, at_least
+from fewbits.experiments.trial import Trial
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -157,17 +157,6 @@ def scores_over_training(run: str | Path) -> pd.DataFrame:
     }
     table = [{"step": step, "name": name, "value": value} for (step, name), value in sorted(rows.items())]
     return pd.DataFrame(table, columns=["step", "name", "value"])
-
-
-def best_of_recent(run: str | Path, name: str, checkpoints: int) -> float | None:
-    """Return the largest value of a result over the last checkpoints that have it, as the MoR paper selects scores.
-
-    name: as in `scores_over_training`. checkpoints: how many. None: no checkpoint has the result.
-    """
-    at_least("checkpoints", checkpoints, 1)
-    table = scores_over_training(run)
-    values = table[table["name"] == name].sort_values("step")["value"].dropna()
-    return float(values.tail(checkpoints).max()) if len(values) else None
 
 
 def read_text(path: Path) -> str:

@@ -15,7 +15,7 @@ from fewbits.experiments.data.load import load
 from fewbits.experiments.data.tokenizing import saved_tokenizer
 from fewbits.experiments.evaluation.evaluate import evaluate
 from fewbits.experiments.storage import checkpoints
-from fewbits.experiments.storage.results import best_of_recent, scores_over_training, with_stored
+from fewbits.experiments.storage.results import scores_over_training, with_stored
 from fewbits.experiments.training import run
 from fewbits.experiments.trial import Runtime
 from tests.experiments.data.data_inputs import bin_folder
@@ -99,11 +99,6 @@ def test_tasks_and_texts_are_evaluated_during_training_without_changing_it(
     losses, scores = (table[table["name"] == name] for name in ("texts.notes.txt.loss", "tasks.toy.acc,none"))
     assert list(losses["step"]) == list(scores["step"]) == [2, 4, 6]
     assert losses["value"].is_unique
-    assert best_of_recent(folder.path, "texts.notes.txt.loss", 2) == max(losses["value"][1:])
-    assert best_of_recent(folder.path, "texts.notes.txt.loss", 9) == max(losses["value"])
-    assert best_of_recent(folder.path, "tasks.other.acc", 2) is None
-    with pytest.raises(ValueError, match="checkpoints 0: 1 or more"):
-        best_of_recent(folder.path, "texts.notes.txt.loss", 0)
     evaluate(folder.path, ["toy"], limit=1, include_path=str(tasks), runtime=Runtime(cache=str(cache)))
     assert scores_over_training(folder.path).equals(table)
     later = load_trial(overrides(*place, asked[2], f"runtime.runs={tmp_path}/plain"))  # of a trial that is done
