@@ -37,13 +37,6 @@ def test_help_has_a_row_for_every_command_in_four_groups(words: list[str]) -> No
     assert all(len(line) <= 120 for line in shown)
 
 
-@pytest.mark.parametrize("name", cli.EARLIER)
-def test_an_earlier_spelling_is_answered_with_the_new_one(name: str) -> None:
-    answer = fewbits(*name.split(), "x", "--json")
-    assert (answer.returncode, answer.stdout, answer.stderr.count("\n")) == (2, "", 1)
-    assert answer.stderr == f"fewbits: `fewbits {name}` {cli.EARLIER[name]}\n"
-
-
 def test_help_of_a_group_lists_its_commands_alone() -> None:
     answer = fewbits("bench", "--help")
     assert answer.returncode == 0

@@ -53,9 +53,11 @@ GROUPS = {
         Command("train", "train one trial, or with --multirun a grid of trials", "recipe=nvfp4 scale=cpu"),
         Command("sweep", "run the missing trials of a study or of your own sweep file", "study=mor --dry-run"),
         Command("status", "list the states of a sweep's trials, or print the end of a trial's log", "study=mor"),
-        Command("stop", "stop running trials at a checkpoint", "RUN", "sweeps.live.stop"),
+        Command("stop", "stop running trials at a checkpoint", "RUN", "sweeps.live.commands", "stop"),
         Command("explain", "show why two trials differ, or why a result is stale, field by field", "RUN RUN"),
-        Command("prune", "list what can be removed from a store, and remove it", "--delete", "sweeps.live.prune"),
+        Command(
+            "prune", "list what can be removed from a store, and remove it", "--delete", "sweeps.live.commands", "prune"
+        ),
     ),
     "read": (
         Command("report", "write a study's report: its tables, figures and claims", "study=mor scale=cpu"),
@@ -85,16 +87,6 @@ GROUPS = {
     ),
 }
 COMMANDS = tuple(command for commands in GROUPS.values() for command in commands)
-LISTS = ("recipes", "models", "scales", "schedules", "optimizers", "precisions", "studies")
-EARLIER = {  # commands and options of version 0.1, and what became of them
-    **{name: f"is now `fewbits list {name}`" for name in LISTS},
-    "data prepare": "is now `fewbits data NAME`",
-    "sync": "is now `fewbits ui --sync-only`",
-    "logs": "is now `fewbits status RUN`",
-    "-sc": "is gone: remove it from your shell's start-up file",
-    "report --compare": "is now `fewbits report --index`",
-    "sweep --like": "is gone: a trial resumes on its own kind of machine, or starts again",
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -137,12 +129,6 @@ def _explained(error: Exception) -> tuple[int, str]:
 
 
 def _dispatch(argv: tuple[str, ...]) -> int:
-    typed = tuple(text.partition("=")[0] for text in argv)
-    for name, now in EARLIER.items():
-        words = tuple(name.split())
-        has_option = words[-1].startswith("--") and typed[:1] == words[:1] and words[-1] in typed
-        if has_option or typed[: len(words)] == words:
-            raise ValueError(f"`fewbits {name}` {now}")
     for command in COMMANDS:
         if argv[: len(command.words)] == command.words:
             return command.run(argv[len(command.words) :])

@@ -27,7 +27,7 @@ OLD = 3600.0  # seconds after which an unfinished file directly in the store is 
 class Item:
     """A file or folder that can be removed."""
 
-    kind: str  # a key of KINDS in prune.py
+    kind: str  # a key of KINDS in commands.py
     path: Path
     run: RunFolder | None = None  # the run that contains `path`, or whose folder `path` is; None: no run of the store
 

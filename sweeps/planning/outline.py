@@ -1,4 +1,4 @@
-"""Tabulate for the dry run what a sweep takes: the cost and memory of each arm, and the data that have to be prepared.
+"""Print what a sweep would do (`--dry-run`): states of trials, cost and memory of arms, data that have to be prepared.
 
 Trial ids contain a fingerprint of the data. Without the data there is only a plan with placeholders for the ids, but
 all settings follow from the overrides, and the size of a missing collection of web text from its published size.
@@ -12,15 +12,19 @@ from pathlib import Path
 
 import numpy as np
 
-from fewbits.common.wording import clock
+from fewbits.common.store_folder import size
+from fewbits.common.terminal import notice, print_table
+from fewbits.common.wording import clock, plural
 from fewbits.experiments.data.folder import smallest_dtype
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.data.web_text import COLLECTIONS, Collection
 from fewbits.experiments.distributed.memory import MARGIN, complaint, estimate
 from fewbits.experiments.trial import Trial
-from fewbits.sweeps.planning.cost import Speeds, disk, parameters_of, tokens_of, work_of
+from fewbits.sweeps.planning import store
+from fewbits.sweeps.planning.cost import Speeds, disk, parameters_of, remaining, slots_of, tokens_of, work_of
 from fewbits.sweeps.planning.expand import spell
 from fewbits.sweeps.planning.plan import Member, Plan, Planned, cache_at, check_repeats, corpus_of, fresh_tokens, plan
+from fewbits.sweeps.planning.store import HALF_DONE, TrialStatus, counted, trial_statuses, unfinished
 from fewbits.sweeps.planning.studies import load_sweeps
 from fewbits.sweeps.planning.sweep import SEED
 
@@ -48,6 +52,7 @@ COSTS = (
     *("sweep", "arm", "model", "data", "tokens", "with trunk's", "epochs"),
     *("trials", "time each", "total time", "disk"),
 )
+FEW = 40  # plans with more places list their trials only with --trials
 PARTS = ("weights", "gradients", "states", "gathered", "quantized", "activations")
 
 Missing = Mapping[Path, Sequence[Planned]]  # folder of data that does not exist on this machine → trials that read it
@@ -150,9 +155,9 @@ def _count(members: Sequence[Member]) -> str:
 
 def _short(count: float) -> str:
     """Return a count with three digits and a unit (k, M, G or T), for example `1.47 G`."""
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
+    for unit, least in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= least:
+            return f"{count / least:.3g} {unit}"
     return f"{count:.0f}"
 
 
@@ -241,3 +246,78 @@ def _prepared(collection: Collection, readers: Sequence[Planned]) -> tuple[int |
     if documents >= collection.documents:
         return None, collection.tokens
     return documents, documents * collection.tokens // collection.documents
+
+
+# -------------------------------------------------------------------------------- the dry run
+
+
+def print_plan(plan: Plan, parallel: int | None = None, backend: str = "ray", trials: bool = False) -> None:
+    """Print the trials with their states, the table of arms and the totals; trials: also those of large plans.
+
+    If data are missing on this machine, print the arms' settings instead of the trials, and at the end the commands
+    that prepare the data. parallel, backend: the values of `--parallel` and `--backend`, for the estimate of the time.
+    """
+    statuses, missing = trial_statuses(plan), missing_data(plan)
+    tokens = corpus_tokens(plan, missing)
+    if missing:
+        print_table(("sweep", "place", *SETTINGS), setting_rows(plan))
+        print(f"\n{LEGEND}\n" if any(sweep.assumed for sweep in plan.sweeps) else "")
+    elif trials or len(plan.members) <= FEW:
+        print_table([""] * 4, _trial_rows(plan, statuses))
+        print()
+    print_table(COSTS, cost_rows(plan, tokens))
+    print("", *_totals(plan, statuses, parallel, backend), sep="\n")
+    if missing:
+        print(f"{sum(work_of(planned.trial) for planned in plan.trials.values()):.2e} FLOPs")
+        print(f"these data are not on this machine: {', '.join(map(str, missing))}")
+        print("".join(f"{line}\n" for line in preparations(missing)), end="")
+
+
+def print_memory(plan: Plan, device_bytes: float) -> int:
+    """Print the memory that each arm needs on a GPU of `device_bytes`; return 2 if one does not fit, else 0."""
+    arms = list(memory_rows(plan, device_bytes))
+    if arms:
+        print()
+        print_table(("sweep", "arm", "model", "ranks", "GB a rank", *PARTS), [row for row, _ in arms])
+    complaints = [reason for _, reason in arms if reason is not None]
+    for text in complaints:
+        notice(text)
+    return 2 if complaints else 0
+
+
+def _trial_rows(plan: Plan, statuses: Mapping[str, TrialStatus]) -> Iterator[tuple[str, str, str, str]]:
+    seen, has_to_run = set(), unfinished(plan)
+    for member in plan.members:
+        planned = plan.trials[member.id]
+        text = _describe_status(planned, statuses[member.id], member.id in has_to_run)
+        again = "  (the same trial as above)" if member.id in seen else ""
+        seen.add(member.id)
+        yield member.cell.sweep, spell(member.cell.place), planned.folder.path.name, text + again
+
+
+def _describe_status(planned: Planned, status: TrialStatus, has_to_run: bool) -> str:
+    state = status.state
+    if state is store.State.BLOCKED:
+        return f"blocked: {status.why}"
+    if not has_to_run:
+        return str(state)
+    if state in store.OVER:
+        return f"{state}, runs again for the checkpoints of steps {', '.join(map(str, sorted(planned.keep)))}"
+    step = store.reached(planned.folder)
+    if state is store.State.PLANNED and step:
+        return f"{HALF_DONE}, resumes from step {step}"
+    return f"{state}, resumes from step {step}" if step and state is not store.State.RUNNING else str(state)
+
+
+def _totals(plan: Plan, statuses: Mapping[str, TrialStatus], parallel: int | None, backend: str) -> list[str]:
+    """Return lines with the number of trials in each state, and the time and disk space that the sweep still needs."""
+    has_to_run = unfinished(plan)
+    missing = [t for key, t in plan.trials.items() if key in has_to_run and not statuses[key].blocked_permanently]
+    states = counted(plan, statuses)
+    lines = [f"{plural(len(plan.trials), 'trial')}: {states}"]
+    if not missing:
+        return [*lines, "nothing to run"]
+    slots = parallel or slots_of(missing)
+    if backend == "local":
+        slots = min(slots, slots_of(missing))
+    return [*lines, remaining(missing, slots, Speeds(plan.store)), f"{size(disk(missing))} of checkpoints"]

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from fewbits import cli
-from fewbits.commands.dry_run import print_plan
 from fewbits.experiments.composition import compose
 from fewbits.experiments.config_files import FOLDER, ROOT
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.planning.cost import ADAM_MINI_BYTES, ADAMW_BYTES, Speeds, disk, parameters_of, work_of
+from fewbits.sweeps.planning.outline import print_plan
 from tests.experiments.trial_inputs import MOR
 from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import planned, tiny_file

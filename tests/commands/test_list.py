@@ -137,9 +137,3 @@ def test_it_lists_the_models_of_the_users_config_folders(
     with pytest.raises(ValueError, match="model mine"):
         main(["models"])
     assert next(iter(MODELS)) in capsys.readouterr().out
-
-
-def test_adam_minis_second_moments_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["optimizers", "adam-mini"]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if "v.weight" in line]
-    assert [line.split("  ", 1)[1].strip() for line in lines] == ["8 × 64 rows, 256 rows", "256 rows"]

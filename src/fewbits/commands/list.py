@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 import re
@@ -20,7 +19,6 @@ from fewbits.common.wording import flat
 
 if TYPE_CHECKING:
     from fewbits.experiments.config_files import Folders
-    from fewbits.models.networks.partition import Partition
     from fewbits.models.recipe import Recipe
 
 T = TypeVar("T")
@@ -261,34 +259,12 @@ def _print_group(group: str, name: str | None, searched: Sequence[str], as_json:
         print_table(COLUMNS[:2], [(name, about) for name, about, _ in rows])
     else:
         print("\n".join([name, f"  {rows[0][1]}", *_setting_lines(rows[0][2])]))
-        if rows[0][2].get("optimizer.kind") == "adam-mini":
-            _print_second_moments()
     if group == "data":
         from fewbits.experiments.data.tokenizing import SPELLINGS
 
         print(f"\ndata.tokenizer: {SPELLINGS}; the default is bytes. A folder of tokens has its own tokenizer.")
         print("data=text data.path=FILE trains on your own text, data=bin data.path=DIR on train.bin and val.bin.")
         print("`fewbits data NAME` downloads and tokenizes openwebtext, c4 and c4-nemotron.")
-
-
-def _print_second_moments() -> None:
-    """Print, for two models, which entries of each parameter share a second moment."""
-    from fewbits.models.networks.partition import adam_mini_partition
-    from fewbits.models.networks.presets import MODELS
-    from fewbits.models.networks.registry import on_meta
-
-    for name in ("gpt2-nano", "llama2-nano"):
-        partition = adam_mini_partition(on_meta(MODELS[name]))
-        print(f"\nsecond moments in {name} (all blocks are equal):")
-        shown = {key: parts for key, parts in partition.items() if not re.match(r"blocks\.[1-9]", key)}
-        print_table(("parameter", "one second moment for each of"), [(key, _parts(p)) for key, p in shown.items()])
-
-
-def _parts(parts: Partition) -> str:
-    if isinstance(parts, str):
-        return "its elements" if parts == "element" else "1 tensor"
-    runs = [(size, len(list(same))) for size, same in itertools.groupby(parts)]
-    return ", ".join(f"{count} rows" if size == 1 else f"{count} × {size} rows" for size, count in runs)
 
 
 def _about(group: str, name: str, own: Folders) -> str:

@@ -11,19 +11,33 @@ import contextlib
 import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import hydra
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
-from fewbits.commands.hydra_options import run_hydra
 from fewbits.commands.sweep import check_cluster, in_store
 from fewbits.common.arguments import warn_in_lines
+from fewbits.common.process import environment
 from fewbits.common.store_folder import runs_option, store_folder
-from fewbits.experiments.composition import read_override, spelled
-from fewbits.experiments.config import HYDRA_SETTINGS, is_hydra_setting
-from fewbits.experiments.config_files import SEARCH_PATH, folders, with_config_dir
+from fewbits.experiments.composition import in_one_line, override_values, read_override, spelled
+from fewbits.experiments.config import HYDRA_SETTINGS, is_hydra_setting, prepare, resolved
+from fewbits.experiments.config_files import (
+    FOLDER,
+    GROUPS,
+    ROOT,
+    SEARCH_PATH,
+    check_choice,
+    folders,
+    is_search_path,
+    with_config_dir,
+    with_globs,
+)
 from fewbits.sweeps.cluster.access import is_dashboard
 from fewbits.sweeps.planning.expand import cells_of_jobs, fixed_keys, sweep_of
 from fewbits.sweeps.planning.plan import Plan, joined, plan_cells
@@ -155,3 +169,54 @@ def _job_return(plan: Plan, at: int, overrides: Sequence[str]) -> JobReturn:
         loss = float(result.get("validation_loss", result["loss"])) if result["status"] == "done" else math.inf
         returned.status, returned.return_value = JobStatus.COMPLETED, loss
     return returned
+
+
+# -------------------------------------------------------------------------------- Hydra's command line
+
+
+def run_hydra(options: Sequence[str], overrides: Sequence[str]) -> None:
+    """Run Hydra's command line with Hydra's options and the overrides; Hydra's errors become one-line ValueErrors."""
+    own = folders(overrides)
+    overrides = [with_globs(text, own) for text in overrides]
+    _check_overrides(overrides)
+    prepare(own)
+    passed = [*own.overrides, *(text for text in overrides if not is_search_path(text))]
+    try:
+        with _arguments(*options, *passed):
+            hydra.main(str(FOLDER), ROOT, version_base=None)(lambda _: None)()  # a launcher runs the trials, not this
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(in_one_line(error)) from error
+    except SystemExit as error:
+        if error.code:
+            passed = [*options, *overrides]
+            raise ValueError(f"train: Hydra does not accept {' '.join(passed)}; its message is above") from None
+
+
+def _check_overrides(overrides: Sequence[str]) -> None:
+    """Raise ValueError for an unknown key or config; unlike Hydra's own errors, it lists all valid choices.
+
+    Of several values of a key that is no group, only the first is checked.
+    """
+    own, single = folders(overrides), []
+    for text in overrides:
+        values, key = override_values(text), text.partition("=")[0]
+        for value in values if key in GROUPS else ():
+            check_choice(key, value, own)
+        if values and (is_search_path(text) or not is_hydra_setting(key)):
+            override = read_override(text)
+            swept = override.is_sweep_override()
+            single.append(f"{key}={next(override.sweep_string_iterator())}" if swept else text)
+    resolved(single)
+
+
+@contextlib.contextmanager
+def _arguments(*arguments: str) -> Iterator[None]:
+    """Make `hydra.main`, inside the `with` block, read these arguments and raise errors instead of printing them."""
+    outer = sys.argv, GlobalHydra.instance().hydra
+    sys.argv = [sys.argv[0], *arguments]
+    GlobalHydra.instance().clear()
+    try:
+        with environment({"HYDRA_FULL_ERROR": "1"}):
+            yield
+    finally:
+        sys.argv, GlobalHydra.instance().hydra = outer

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fewbits.common.arguments import CommandParser, positive
 from fewbits.common.terminal import notice
 from fewbits.sweeps.cluster.access import check_name, check_reachable, is_dashboard
+
+if TYPE_CHECKING:
+    from fewbits.sweeps.planning.plan import Plan
 
 EXAMPLES = """\
 examples:
@@ -67,8 +71,7 @@ def sweep(overrides: Sequence[str], options: argparse.Namespace) -> int:
 
 
 def _dry_run(overrides: Sequence[str], options: argparse.Namespace) -> int:
-    from fewbits.commands.dry_run import print_memory, print_plan, print_power
-    from fewbits.sweeps.planning.outline import missing_data, plan_or_outline
+    from fewbits.sweeps.planning.outline import missing_data, plan_or_outline, print_memory, print_plan
     from fewbits.sweeps.planning.stored_plans import changes
 
     if not options.gpu_memory > 0:
@@ -79,8 +82,24 @@ def _dry_run(overrides: Sequence[str], options: argparse.Namespace) -> int:
         print(line)
     status = print_memory(planned, options.gpu_memory * 1e9)
     if status == 0 and any(text.startswith("study=") for text in overrides):
-        print_power(planned.sweeps[0].study, planned)
+        _print_power(planned.sweeps[0].study, planned)
     return status
+
+
+def _print_power(study: str, plan: Plan) -> None:
+    """Print for each claim of a study the smallest effect that the planned seeds can detect, if any is known."""
+    from fewbits.analysis.engine.claims.preview import preview, preview_lines
+    from fewbits.analysis.engine.claims.schema import studies_with_claims
+    from fewbits.analysis.engine.results.frames import Results
+
+    if study not in studies_with_claims():
+        return
+    previews = preview(study, Results(plan))
+    if any(one.mde is not None for one in previews):
+        print("\n" + "\n".join(preview_lines(previews)))
+    elif previews:
+        command = f"fewbits claims study={study} scale={plan.sweeps[0].scale} --power --sd validation_loss=0.0007"
+        print(f"\neffects that the seeds can detect, for a standard deviation over seeds: {command}")
 
 
 def check_cluster(options: argparse.Namespace) -> None:
