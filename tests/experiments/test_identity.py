@@ -16,12 +16,9 @@ from fewbits.experiments.config import load_trial
 from fewbits.experiments.devices import check_openmp
 from fewbits.experiments.environment import computed, environment, environments
 from fewbits.experiments.identity import FREE, ParentPoint, identity, is_current, trial_id
-from fewbits.experiments.storage import results as evaluations
-from fewbits.experiments.storage.checkpoints import TENSORS
 from fewbits.experiments.trial import Runtime
 from fewbits.kernels.backends import cpu, processor, reference
 from fewbits.kernels.reference import attention
-from tests.experiments.evaluation.evaluation_inputs import toy_tasks
 from tests.experiments.trial_inputs import MOR, left, metric, overrides, train, train_until
 from tests.kernels.orders import ORDERS
 
@@ -229,7 +226,7 @@ def test_edited_sources_have_their_own_results_and_undoing_the_edit_finds_the_ol
     assert not is_current(edited.provenance() or {})
 
 
-# Backends and extra evaluation
+# Backends
 
 
 def test_backends_are_provenance_and_give_the_same_numbers(
@@ -253,32 +250,6 @@ def test_backends_are_provenance_and_give_the_same_numbers(
     assert runs["cpu"].id == runs["reference"].id
     assert left(runs["cpu"].path) == left(runs["reference"].path)
     assert metric(runs["cpu"], "loss") == metric(runs["reference"], "loss")
-
-
-def test_evaluation_asked_for_later_is_added_to_a_finished_trial(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    tasks = toy_tasks(tmp_path / "tasks")
-    (tasks / "again.yaml").write_text((tasks / "toy.yaml").read_text().replace("toy\n", "again\n", 1))
-    asked = ("training.steps=2", "evaluation.windows=2", "data=python", "data.size=65536")
-    both = (*asked, f"evaluation.tasks_path={tasks}")
-    first, result = train(cache, tmp_path, *asked)
-    weights = left(first.path)[TENSORS]
-    assert train(cache, tmp_path, *both, "evaluation.tasks=[toy]") == (first, result)
-    assert left(first.path)[TENSORS] == weights
-    (toy,) = evaluations.stored(first.path)
-    at_once, whole = train(cache, tmp_path / "else", *both, "evaluation.tasks=[toy]")
-    assert (at_once.id, whole) == (first.id, result)
-    (same,) = evaluations.stored(at_once.path)
-    assert (same.key, same.results) == (toy.key, toy.results)
-    train(cache, tmp_path, *both, "evaluation.tasks=[again,toy]")
-    by_task = {one.key.task: one for one in evaluations.stored(first.path)}
-    assert by_task["toy"] == toy
-    assert by_task["again"].results["tasks"]["again"] == toy.results["tasks"]["toy"]
 
 
 def test_variables_that_change_sums_are_part_of_what_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:

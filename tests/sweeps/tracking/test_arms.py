@@ -3,7 +3,6 @@
 import shutil
 import statistics
 import threading
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -256,27 +255,6 @@ def test_two_stores_and_two_users_leave_each_others_runs_alone(
     ended = [run for run in after.values() if run.info.status == "FINISHED"]
     assert {run.data.tags["mlflow.user"] for run in ended} == {"bob"}
     assert len(ended) == 2
-
-
-def test_mlflow_being_away_is_said_once_and_made_up_for(
-    done: Plan, empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "SHARE", 0)
-    below = tmp_path / "file"
-    below.write_text("")
-    mirror = Mirror(done, uri=f"sqlite:///{below / 'mlflow.db'}")
-    with pytest.warns(RuntimeWarning, match="MLflow was not updated") as warned:
-        assert not mirror.sync()
-    assert len(warned) == 1
-    assert "\n" not in str(warned[0].message)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        assert not mirror.sync()
-        below.unlink()
-        below.mkdir()
-        shutil.copy(empty_database, below / "mlflow.db")
-        assert mirror.sync()
-    assert len(seen(mirror.uri, done.store)) == 8
 
 
 def test_fewbits_ui_sends_stored_plans_and_names_damaged_files(
