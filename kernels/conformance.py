@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -28,8 +28,8 @@ ROWS, COLS = 16, 256
 NEAR = ("near ties", "scale ties", *(f"{kind} {i}" for kind in ("near ties", "scale ties") for i in (2, 3, 4)))
 COMPLETE = ("ties", *NEAR)  # the cases in which each row has the tensor's amax
 QUANTITIES = ("tensor", "scales", "codes", "values")  # in the order in which an implementation computes them
+_SHOWN = ("codes", "values", "scales", "tensor")  # the first that there is gives the share on normal data
 _E4M3 = TABLE["e4m3"]
-
 RAGGED = "ragged"  # the case whose rows are no whole number of blocks
 
 
@@ -66,8 +66,8 @@ class Report:
 
     @property
     def raised(self) -> dict[str, str]:
-        errors = {name: state for name, state in self.cases.items() if state not in ("equal", "differs", "undefined")}
-        return {name: state for name, state in errors.items() if name != RAGGED}  # many kernels refuse ragged matrices
+        no_error = ("equal", "differs", "undefined")  # many kernels refuse ragged matrices
+        return {name: state for name, state in self.cases.items() if state not in no_error and name != RAGGED}
 
     @property
     def equal(self) -> bool:
@@ -112,7 +112,6 @@ def conform(function: Function, dialect: str | Dialect, *, seed: int = 0, explai
     states: dict[str, str] = {}
     outputs: dict[str, dict[str, Tensor]] = {}
     first: Difference | None = None
-    compared: tuple[str, ...] = ()
     for name, x in inputs.items():
         if name in expected.undefined:
             states[name] = "undefined"
@@ -123,16 +122,18 @@ def conform(function: Function, dialect: str | Dialect, *, seed: int = 0, explai
             states[name] = one_line(error)
             continue
         outputs[name] = read(returned, expected, x)
-        compared = compared or tuple(q for q in QUANTITIES if q in outputs[name])
         difference = _first_difference(name, x, outputs[name], expected)
         states[name] = "differs" if difference else "equal"
         first = first or difference
     if not outputs:
         raise ValueError(f"the function raised errors in all cases; the first: {next(iter(states.values()))}")
-    steps: tuple[tuple[str, ...], ...] = ()
-    if first and explained:
-        steps = explain({name: (inputs[name], output) for name, output in outputs.items()}, function, expected, seed)
-    share = _share(outputs.get("normal"), inputs, expected)
+    compared = tuple(q for q in QUANTITIES if any(q in output for output in outputs.values()))
+    results = {name: (inputs[name], output) for name, output in outputs.items()}
+    steps = explain(results, function, expected, seed) if first and explained else ()
+    x, got = inputs["normal"], outputs.get("normal", {})
+    share = next(
+        (float(_differ(getattr(evaluate(x, expected), q), got[q]).float().mean()) for q in _SHOWN if q in got), math.nan
+    )
     return Report(expected.name, states, compared, first, steps, share, searched=bool(first) and explained)
 
 
@@ -152,37 +153,28 @@ def explain(
 ) -> tuple[tuple[str, ...], ...]:
     """Return all changes of one step, or else of two, that reproduce the results; empty if none does."""
     differing = [name for name, (x, got) in results.items() if _first_difference(name, x, got, dialect)]
-    order = [*differing, *(name for name in results if name not in differing)]
-    tested = [
-        *(_two_rows(*results[name], dialect) for name in differing if name in COMPLETE),
-        *(results[name] for name in order),
-    ]
+    ordered = sorted(results, key=lambda name: name not in differing)
+    rows = (_two_rows(*results[name], dialect) for name in differing if name in COMPLETE)
+    tested = [*rows, *(results[name] for name in ordered)]
     mine = dialect.steps
 
     def reproduces(steps: Steps) -> bool:
         return all(_same(evaluate(x, dialect, steps), got) for x, got in tested)
 
     def confirmed(steps: Steps) -> bool:
-        for name, x in cases(dialect, seed + 1).items():
-            if name in results:
-                try:
-                    returned = function(x.clone())
-                except Exception:
-                    return False
-                if not _same(evaluate(x, dialect, steps), read(returned, dialect, x)):
-                    return False
-        return True
+        others = ((x, function(x.clone())) for name, x in cases(dialect, seed + 1).items() if name in results)
+        try:
+            return all(_same(evaluate(x, dialect, steps), read(returned, dialect, x)) for x, returned in others)
+        except Exception:  # of the function
+            return False
 
     singles = list(mine.variants())
     found = [steps for _, steps in singles if reproduces(steps)]
     if not found:
         pairs = (
-            other
-            for name, steps in singles
-            for second, other in steps.variants()
-            if second > name
-            and getattr(other, second) != getattr(mine, second)
-            and getattr(other, name) != getattr(mine, name)
+            replace(one, **{name: getattr(other, name)})
+            for (first, one), (name, other) in itertools.combinations(singles, 2)
+            if name != first
         )
         found = [steps for steps in pairs if reproduces(steps)]
     return tuple(mine.changed(steps) for steps in found if confirmed(steps))
@@ -193,7 +185,7 @@ def _two_rows(x: Tensor, got: Mapping[str, Tensor], dialect: Dialect) -> tuple[T
     want, rows = evaluate(x, dialect), torch.zeros(len(x), dtype=torch.bool)
     parts = {name: tensor for name, tensor in got.items() if name != "tensor"}
     for name, tensor in parts.items():
-        rows |= (_bits(getattr(want, name)) != _bits(tensor)).any(1)
+        rows |= _differ(getattr(want, name), tensor).any(1)
     chosen = (rows if bool(rows.any()) else ~rows).nonzero().flatten()[:2]
     return x[chosen], {name: tensor[chosen] for name, tensor in parts.items()}
 
@@ -212,25 +204,29 @@ def read(returned: Any, dialect: Dialect, x: Tensor) -> dict[str, Tensor]:
     returned = {name: plain(value, name) for name, value in returned.items() if value is not None}
     if not returned:
         raise ValueError("the function returned nothing that can be compared: all results are None")
-    readers = {"codes": _read_codes, "scales": _read_scales, "tensor": _read_tensor, "values": _read_values}
-    return {name: readers[name](value, dialect, x) for name, value in returned.items()}
+    readers = {"codes": _read_codes, "scales": _read_scales, "tensor": lambda value, *_: value.float().flatten()}
+    if "values" in returned:
+        _check("shape of values", list(returned["values"].shape), list(x.shape))
+    return {
+        name: readers.get(name, lambda value, *_: value.float())(value, dialect, x) for name, value in returned.items()
+    }
 
 
 def plain(value: Any, what: str) -> Tensor:
     """Return a result of the function as a dense tensor on the CPU; ValueError if it is none."""
-    if not isinstance(value, Tensor):
-        raise ValueError(f"the function must return torch tensors: its {what!r} is a {type(value).__name__}")
-    pairs = what not in ("codes", "scales") and value.dtype == torch.float4_e2m1fn_x2  # of numbers: not convertible
-    if value.layout != torch.strided or value.is_meta or value.is_quantized or value.is_complex() or pairs:
-        kind = f"{value.dtype}, layout {value.layout}, device {value.device}"
-        raise ValueError(f"the function must return dense tensors of real numbers: its {what!r} is a tensor of {kind}")
-    return value.detach().cpu()
+    kind = type(value).__name__
+    if isinstance(value, Tensor):
+        pairs = what not in ("codes", "scales") and value.dtype == torch.float4_e2m1fn_x2  # not convertible
+        if value.layout == torch.strided and not (value.is_meta or value.is_quantized or value.is_complex() or pairs):
+            return value.detach().cpu()
+        kind = f"tensor of {value.dtype}, layout {value.layout}, device {value.device}"
+    raise ValueError(f"the function must return dense tensors of real numbers: its {what!r} is a {kind}")
 
 
 def _read_codes(codes: Tensor, dialect: Dialect, x: Tensor) -> Tensor:
     (rows, cols), bits = x.shape, dialect.format.bits
     codes = _bytes("codes", codes)
-    _check_shape("codes", codes, (rows, dialect.format.row_bytes(cols)))
+    _check("shape of codes", list(codes.shape), [rows, dialect.format.row_bytes(cols)])
     if bits == 8:
         return torch.where(values_of(codes, dialect.format).isnan(), dialect.format.code_of(math.nan), codes.int())
     codes = unpack(codes, bits, cols)
@@ -247,20 +243,9 @@ def _read_scales(scales: Tensor, dialect: Dialect, x: Tensor) -> Tensor:
     scales = scales.view(torch.int32) if scales.dtype == torch.float32 else _bytes("scales", scales).int()
     if isinstance(dialect.steps, TwoLevel):
         scales = torch.where(scales == 0xFF, 0x7F, scales)  # a NaN of either sign
-    if dialect.layout.swizzled:
-        _check_size("scales", scales, -(-rows // 128) * 512 * -(-across // 4))
-        return scales.flatten()[swizzle(rows, across, scales.device)]
-    _check_size("scales", scales, down * across)
-    return scales.reshape(down, across)
-
-
-def _read_tensor(scale: Tensor, dialect: Dialect, x: Tensor) -> Tensor:
-    return scale.float().flatten()
-
-
-def _read_values(values: Tensor, dialect: Dialect, x: Tensor) -> Tensor:
-    _check_shape("values", values, tuple(x.shape))
-    return values.float()
+    swizzled = dialect.layout.swizzled
+    _check("number of scales", scales.numel(), -(-rows // 128) * 512 * -(-across // 4) if swizzled else down * across)
+    return scales.flatten()[swizzle(rows, across, scales.device)] if swizzled else scales.reshape(down, across)
 
 
 def stored(encoded: Encoded, dialect: Dialect, shape: tuple[int, int]) -> dict[str, Tensor]:
@@ -298,19 +283,17 @@ def golden(dialect: Dialect, seed: int = 0) -> tuple[dict[str, Tensor], dict[str
 
 
 def _bytes(what: str, tensor: Tensor) -> Tensor:
-    if tensor.element_size() != 1:
-        raise ValueError(f"the function returned {what} of type {tensor.dtype}: a type of one byte is expected")
+    _check(f"size in bytes of {what} of type {tensor.dtype}", tensor.element_size(), 1)
     return tensor.view(torch.uint8)
 
 
-def _check_shape(what: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != shape:
-        raise ValueError(f"the function returned {what} of shape {list(tensor.shape)}: expected {list(shape)}")
+def _check(what: str, got: object, expected: object) -> None:
+    if got != expected:
+        raise ValueError(f"the function returned a wrong {what}: {got}; expected {expected}")
 
 
-def _check_size(what: str, tensor: Tensor, size: int) -> None:
-    if tensor.numel() != size:
-        raise ValueError(f"the function returned {tensor.numel()} {what}: expected {size}")
+def _differ(a: Tensor, b: Tensor) -> Tensor:
+    return _bits(a) != _bits(b)
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -322,39 +305,24 @@ def _bits(tensor: Tensor) -> Tensor:
 
 def _same(want: Encoded, got: Mapping[str, Tensor]) -> bool:
     return all(
-        getattr(want, name).shape == tensor.shape and torch.equal(_bits(getattr(want, name)), _bits(tensor))
+        getattr(want, name).shape == tensor.shape and not bool(_differ(getattr(want, name), tensor).any())
         for name, tensor in got.items()
     )
 
 
 def _first_difference(case: str, x: Tensor, got: Mapping[str, Tensor], dialect: Dialect) -> Difference | None:
     encoded = evaluate(x, dialect)
-    for quantity in QUANTITIES:
-        if quantity not in got:
-            continue
+    for quantity in (name for name in QUANTITIES if name in got):
         want, mine = getattr(encoded, quantity), got[quantity]
-        if want.shape != mine.shape:
-            raise ValueError(
-                f"{dialect.name} stores {want.numel()} tensor scales; the function returned {mine.numel()}"
-            )
-        differ = _bits(want) != _bits(mine)
-        if not bool(differ.any()):
-            continue
-        index = tuple(differ.nonzero()[0].tolist())
-        block = None
-        if quantity in ("codes", "values"):
-            block = tuple(i // size for i, size in zip(index, dialect.block((x.shape[0], x.shape[1])), strict=True))
-        count, numbers = int(differ.sum()), (mine[index].item(), want[index].item())
-        return Difference(case, quantity, index, block, *numbers, count, differ.numel())
+        _check(f"number of {quantity} values", mine.numel(), want.numel())
+        differ = _differ(want, mine)
+        if bool(differ.any()):
+            index = tuple(differ.nonzero()[0].tolist())
+            sizes = dialect.block((x.shape[0], x.shape[1]))
+            at = (index[0] // sizes[0], index[1] // sizes[1]) if quantity in ("codes", "values") else None
+            numbers = (mine[index].item(), want[index].item())
+            return Difference(case, quantity, index, at, *numbers, int(differ.sum()), differ.numel())
     return None
-
-
-def _share(got: Mapping[str, Tensor] | None, inputs: Mapping[str, Tensor], dialect: Dialect) -> float:
-    name = next((name for name in ("codes", "values", "scales", "tensor") if got and name in got), "")
-    if not got or not name:
-        return math.nan
-    want = getattr(evaluate(inputs["normal"], dialect), name)
-    return float((_bits(want) != _bits(got[name])).float().mean())
 
 
 # Cases. In `near ties` and `scale ties`, values are beside the points at which results change.

@@ -9,6 +9,7 @@ else. Each check is a number of standard errors; with a right function one of th
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,6 @@ from fewbits.kernels.conformance import one_line, plain
 Rounding = Callable[[Tensor, int, int], Tensor]
 ROWS, COLS, STEPS, OTHER_RANKS = 64, 512, 32, 4
 LIMIT = 5.0
-LAGS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # in rows and columns that are longer
 
 
 @dataclass(frozen=True)
@@ -72,19 +72,15 @@ def check_randomness(function: Rounding, *, seed: int = 0) -> list[Check]:
             "the same, by sign of x",
         ),
     ]
-    fractions = [(0, 0.02), (0.02, 0.1), (0.1, 0.4), (0.4, 0.6), (0.6, 0.9), (0.9, 0.98), (0.98, 1)]
-    for least, most in fractions:
+    for least, most in itertools.pairwise((0, 0.02, 0.1, 0.4, 0.6, 0.9, 0.98, 1)):
         part = used & (share >= least) & (share < most)
         total = _total(ups.double() - share, spread, part)
         checks.append(_z(f"bias at {least:g} to {most:g}", *total, "between the neighbours, of the way up"))
-    for lag in LAGS:
-        checks.append(_correlation(f"row, lag {lag}", u[:, :, lag:], u[:, :, :-lag]))
-        if lag < ROWS:
-            checks.append(_correlation(f"column, lag {lag}", u[:, lag:], u[:, :-lag]))
-    checks.append(_correlation("step, lag 1", u[1:], u[:-1]))
+    moderate = used & (share > 0.1) & (share < 0.9)  # whose u is at most 3, so sums of a few thousand are normal
+    stream, other = torch.where(moderate, u, 0), (others.double() == high).double() - share
     checks += [
-        _repeats("repeats between steps", ups[:, used], None),
-        _repeats("repeats between ranks", ups[:, used], (others.double() == high)[:, used]),
+        _correlation("stream", stream, stream, moderate),
+        _correlation("ranks", stream[:OTHER_RANKS], torch.where(moderate, other / spread, 0), moderate),
     ]
     return checks
 
@@ -119,18 +115,21 @@ def _z(name: str, total: float, deviation: float, about: str) -> Check:
     return Check(name, z, abs(z) < LIMIT, f"{about}, in standard errors")
 
 
-def _correlation(name: str, a: Tensor, b: Tensor) -> Check:
-    both = (a != 0) & (b != 0)
-    products = (a * b)[both].clamp(-25, 25)
-    z = float(products.sum()) / math.sqrt(max(1, len(products)))
-    return Check(f"correlation, {name}", z, abs(z) < LIMIT + 1, "of rounding directions, in standard errors")
+def _correlation(name: str, a: Tensor, b: Tensor, used: Tensor) -> Check:
+    """Correlate two streams of draws at all distances, by FFT, and return the strongest correlation."""
+    size = 2 * a.numel()
+    pairs = _products(*[used.expand(a.shape).double()] * 2, size).round()
+    z = torch.where(pairs > 4000, _products(a, b, size) / pairs.clamp(min=1).sqrt(), 0)
+    if a is b:
+        z[0] = 0
+    most = float(z.abs().max())
+    at = int((z.abs() > 0.8 * most).nonzero()[0])  # of a period, not of its multiples
+    steps, rest = divmod(min(at, size - at), used.numel())
+    apart = f"{steps} steps, {rest // COLS} rows and {rest % COLS} columns apart"
+    text = f"of rounding directions, the strongest of all distances ({apart}), in standard errors"
+    return Check(f"correlation, {name}", most, most < LIMIT + 2, text)
 
 
-def _repeats(name: str, ups: Tensor, others: Tensor | None) -> Check:
-    """Count the pairs of draws in which at least 99.9 % of the elements are rounded in the same direction."""
-    a, b = ups.float(), ups.float() if others is None else others.float()
-    agree = (a @ b.T + (1 - a) @ (1 - b).T) / a.shape[1]
-    if others is None:
-        agree = agree.triu(1)
-    count = float((agree > 0.999).sum())
-    return Check(name, count, count == 0, "pairs of draws with the same random numbers")
+def _products(a: Tensor, b: Tensor, size: int) -> Tensor:
+    """Return for each distance the sum of products of the elements of a and b that are so far apart."""
+    return torch.fft.irfft(torch.fft.rfft(a.flatten(), size).conj() * torch.fft.rfft(b.flatten(), size), size)

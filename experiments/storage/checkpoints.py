@@ -109,11 +109,13 @@ def next_path(folder: Path, step: int) -> Path:
     return path
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> tuple[int, str]:
     """Write tensors to a safetensors file; return its size in bytes and its SHA-256."""
     _check_tensors(tensors)
     try:
-        return _write(path, tensors)
+        return _write(path, tensors, metadata)
     except OSError as error:
         raise write_error(error, path, tensors) from error
 
@@ -274,7 +276,7 @@ def _check_tensors(tensors: Mapping[str, Tensor]) -> None:
         raise ValueError("no tensor may be named __metadata__: safetensors reserves this name")
 
 
-def _write(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
+def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Write tensors to a new safetensors file and flush it to the disk; return its size in bytes and its SHA-256."""
     dense = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     specs = {
@@ -286,7 +288,7 @@ def _write(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
     path.touch(exist_ok=False)
     mode = path.stat().st_mode
     try:
-        serialize_file(specs, path, {"format": "pt"})
+        serialize_file(specs, path, {"format": "pt", **(metadata or {})})
     except SafetensorError as error:
         if number := re.search(r"\(os error (\d+)\)", str(error)):
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error

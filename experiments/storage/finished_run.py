@@ -27,7 +27,7 @@ from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_tria
 from fewbits.experiments.trial import ROUNDING, Runtime, Trial
 from fewbits.kernels.packed import Packed
 from fewbits.models.importing.gguf import write_gguf
-from fewbits.models.importing.packed_tensors import packed_weight, to_packed
+from fewbits.models.importing.packed_tensors import file_metadata, packed_weight, to_packed
 from fewbits.models.importing.safetensors_files import INDEX, SINGLE
 from fewbits.models.networks.decoder import Decoder
 from fewbits.models.networks.huggingface import to_huggingface
@@ -161,13 +161,13 @@ def export_run(run: FinishedRun, folder: Path, format_: str = HUGGINGFACE, shard
             _write_json(partial / "config.json", config)
             tokens = {key: value for key, value in config.items() if key.endswith("_token_id")}
             _write_json(partial / "generation_config.json", tokens)
-            _write_shards(partial, weights, shard)
+            _write_shards(partial, weights, shard, file_metadata(format_, weights, config["dtype"]))
         if tokenizer is not None:
             _write_tokenizer(partial, tokenizer, trial.model.context)
     return lines
 
 
-def _write_shards(folder: Path, weights: Mapping[str, Tensor], most: int) -> None:
+def _write_shards(folder: Path, weights: Mapping[str, Tensor], most: int, metadata: Mapping[str, str]) -> None:
     """Write model.safetensors or, beyond `most` bytes, several files and the index that names each tensor's file."""
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
@@ -178,12 +178,12 @@ def _write_shards(folder: Path, weights: Mapping[str, Tensor], most: int) -> Non
         shards[-1][name] = tensor
         size += tensor.nbytes
     if len(shards) == 1:
-        checkpoints.write_tensors(folder / SINGLE, weights)
+        checkpoints.write_tensors(folder / SINGLE, weights, metadata)
         return
     places: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         path = folder / f"model-{number:05}-of-{len(shards):05}.safetensors"
-        checkpoints.write_tensors(path, shard)
+        checkpoints.write_tensors(path, shard, metadata)
         places |= dict.fromkeys(shard, path.name)
     total = sum(tensor.nbytes for tensor in weights.values())
     _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})

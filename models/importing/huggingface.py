@@ -6,7 +6,6 @@ config.json that `Decoder` cannot represent is an error.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, Final
 
 from fewbits.models.importing.layouts import Fields, Layout, Published, Tensors
 from fewbits.models.importing.packed_tensors import QUANTIZATION, packed_folder
-from fewbits.models.importing.safetensors_files import DTYPES, PACKED, SafetensorsFolder
+from fewbits.models.importing.safetensors_files import DTYPES, PACKED, SafetensorsFolder, json_object
 from fewbits.models.networks.decoder import DecoderConfig
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
@@ -80,7 +79,9 @@ class _Family:
 def read_folder(folder: Path, name: str) -> Published:
     """Return the model in a Hugging Face folder, without reading its tensors yet. name: the name to give the model."""
     path = folder / CONFIG
-    fields = Fields(str(path), _read_json(path))
+    if not path.is_file():
+        raise ValueError(f"{folder} has no {CONFIG}: a Hugging Face folder or a GGUF file is expected")
+    fields = Fields(str(path), json_object(path))
     kind = fields.get("model_type")
     if not isinstance(kind, str) or kind not in _FAMILIES:
         raise ValueError(f"{path}: model_type {kind!r} is not supported; supported are {', '.join(_FAMILIES)}")
@@ -224,18 +225,6 @@ def _rope(fields: Fields, fraction: float) -> dict[str, Any]:
             "because models of this model_type rotate whole heads"
         )
     return {"rope_theta": both.number("rope_theta", 10000.0), "rope_fraction": rotated}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path.parent} has no {CONFIG}: a Hugging Face folder or a GGUF file is expected") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a JSON object")
-    return content
 
 
 # fused_qkv is set as in the papers' model of each family (`presets.py`): three layers for Llama and Mixtral, else one.

@@ -206,6 +206,13 @@ class Published:
     tokenizer: Path | None
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        c, count = self.config, len(self.tensors.names)
+        largest = max(c.vocab, c.width, c.ffn, c.context, c.heads * c.head_dim, c.kv_heads * c.head_dim)
+        if largest >= 1 << 30 or c.layers * max(1, c.experts) > count:  # before a model of these sizes is built
+            what = f"{c.layers} layers with sizes up to {largest}"
+            raise ValueError(f"{self.tensors.origin}: the configuration has {what}, but there are {count} tensors")
+
     def state(self) -> dict[str, Tensor]:
         """Read the weights and return them as a state_dict of the decoder, in FP32."""
         return load_state(self.config, self.layout, self.tensors)

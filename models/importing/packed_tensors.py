@@ -11,6 +11,7 @@ among the neighbours of the exact one, with which all values of a weight round t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -21,7 +22,7 @@ from torch import Tensor
 from fewbits.kernels.dialects import DIALECTS, Dialect, TwoLevel
 from fewbits.kernels.formats import TABLE
 from fewbits.kernels.packed import Packed, encode
-from fewbits.kernels.packing import unpack
+from fewbits.kernels.packing import swizzle, unpack
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.kernels.reference.elements import values_of
 from fewbits.models.importing.layouts import Fields
@@ -45,6 +46,7 @@ class Storage:
     scales: str
     tensor: str  # empty: there is no scale of the whole tensor
     config: Mapping[str, Any] = field(default_factory=dict)  # content of `quantization_config`, without kept layers
+    kept: str = "ignore"  # its field for the names of kept layers
 
     @property
     def columns(self) -> int:
@@ -171,10 +173,24 @@ def to_packed(
                 raise ValueError(
                     f"{layer} joins layers with separate tensor scales, but has one: train with model.fused_qkv=true"
                 )
-            weights[f"{layer}.{storage.tensor}"] = tensors[layer] = unique
-    content[QUANTIZATION] = {**storage.config, "ignore": kept}
+            weights[f"{layer}.{storage.tensor}"] = tensors[layer] = unique.view(_TENSOR_SHAPE.get(format_, (1,)))
+    content[QUANTIZATION] = {**storage.config, storage.kept: kept}
     notes += _unread(format_, content["model_type"], tensors)
     return {**content, "dtype": dtype, "torch_dtype": dtype}, weights, notes
+
+
+def file_metadata(format_: str, weights: Weights, dtype: str) -> dict[str, str]:
+    """Return what each safetensors file says of all weights: in torchao's format, their class and its attributes."""
+    if format_ != "torchao":
+        return {}
+    attributes = {"block_size": 16, "orig_dtype": {"_type": "torch.dtype", "_data": dtype}}
+    parts = [part.removeprefix("_weight_") for part in _AO]
+    packed = {"_type": "NVFP4Tensor", "_data": attributes, "_tensor_data_names": parts}
+    kinds = {}
+    for name in weights:
+        layer, _, last = name.rpartition(".")
+        kinds[f"{layer}.weight" if last in _AO else name] = packed if last in _AO else {"_type": "Tensor"}
+    return {name: json.dumps(kind) for name, kind in kinds.items()} | {"tensor_names": json.dumps(list(kinds))}
 
 
 def _storage_for(format_: str, packed: Mapping[str, Packed]) -> Storage:
@@ -205,7 +221,9 @@ def _unread(project: str, kind: str, tensors: Mapping[str, Tensor]) -> list[str]
         notes.append("transformers does not read ModelOpt's weights; vLLM, TensorRT-LLM and fewbits do")
     elif kind == "gpt2":
         notes.append("transformers reads packed weights of nn.Linear only, but its GPT-2 has Conv1D")
-    if kind == "mixtral" and tensors and project == "compressed-tensors":
+    if kind == "mixtral" and project == "torchao":
+        notes.append("transformers 5.23 does not read packed experts")
+    elif kind == "mixtral" and tensors and project == "compressed-tensors":
         notes.append("transformers 5.23 leaves out the tensor scale of experts in NVFP4, so its logits differ")
     apart = [
         names
@@ -266,10 +284,14 @@ class PackedFolder:
             raise ValueError(f"{self.origin} has no tensor {missing[0]}, which the packed weight {name} needs")
         codes, scales, *tensor = (self.folder.stored(part) for part in needed)
         rows, columns = codes.shape
-        if scales.shape != (rows, 2 * columns // storage.columns) or codes.dtype != torch.uint8:
+        across = 2 * columns // storage.columns
+        blocked = -(-rows // 128) * 512 * -(-across // 4)  # the size of swizzled scales, which torchao itself writes
+        if storage.codes == _AO[0] and scales.shape != (rows, across) and scales.numel() == blocked:
+            scales = scales.view(torch.uint8).flatten()[swizzle(rows, across, scales.device)]
+        if scales.shape != (rows, across) or codes.dtype != torch.uint8:
             raise ValueError(
                 f"{self.origin}: {needed[1]} has the shape {list(scales.shape)}, but codes {list(codes.shape)} in "
-                f"blocks of {storage.columns} need {[rows, 2 * columns // storage.columns]}"
+                f"blocks of {storage.columns} need {[rows, across]}"
             )
         value = storage.decode(codes, scales.view(torch.uint8), tensor[0].float().view(1, 1) if tensor else None)
         value = value.to(self.dtype).float()
@@ -290,7 +312,12 @@ def packed_folder(folder: SafetensorsFolder, fields: Fields, transposed: bool) -
     )
 
 
-_IDENTIFYING = ("quant_method", "format", "quant_algo")  # the fields of `quantization_config` that name a format
+_IDENTIFYING = (
+    "quant_method",
+    "format",
+    "quant_algo",
+    "quant_type",
+)  # the fields of `quantization_config` that name a format
 
 
 def _compressed(name: str, strategy: str, block: int, scale_dtype: str) -> dict[str, Any]:
@@ -315,6 +342,9 @@ def _modelopt(algorithm: str) -> dict[str, Any]:
 
 
 _CT = ("weight_packed", "weight_scale")
+_AO = ("_weight_qdata", "_weight_scale", "_weight_per_tensor_scale")
+_AO_CONFIG = {"_type": "NVFP4WeightOnlyConfig", "_version": 1, "_data": {"use_dynamic_per_tensor_scale": True}}
+_TENSOR_SHAPE: Final[Mapping[str, tuple[int, ...]]] = {"torchao": ()}  # of a scale of the whole tensor; others: (1,)
 STORAGES: Final[Mapping[tuple[str, str], Storage]] = {
     ("compressed-tensors", "nvfp4"): Storage(
         DIALECTS["compressed-tensors-nvfp4"],
@@ -332,5 +362,11 @@ STORAGES: Final[Mapping[tuple[str, str], Storage]] = {
         )
         for name in ("W4A16_NVFP4", "NVFP4")
     },
+    ("torchao", "nvfp4"): Storage(
+        DIALECTS["torchao-nvfp4"],
+        *_AO,
+        {"quant_method": "torchao", "quant_type": {"default": _AO_CONFIG}},
+        "modules_to_not_convert",
+    ),
 }
 FORMATS: Final = tuple(dict.fromkeys(project for project, _ in STORAGES))

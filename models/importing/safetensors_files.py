@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = ("F64", "F32", "F16", "BF16")
+JSON_LIMIT = 24_000_000  # bytes
 PACKED = ("U8", "F8_E4M3")  # further types in folders with packed weights
 
 
@@ -69,13 +72,34 @@ class SafetensorsFolder:
 
 def _read_index(path: Path) -> dict[str, str]:
     """Return the index's `weight_map`: the name of each tensor and the name of its file."""
-    try:
-        listed = json.loads(path.read_text("utf-8"))["weight_map"]
-    except (ValueError, KeyError, TypeError):
-        listed = None
+    listed = json_object(path).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
         raise ValueError(f"{path} is not an index of safetensors: it has no weight_map from tensor names to file names")
+    if outside := [name for name in listed.values() if Path(name).name != name or not name.isprintable()]:
+        raise ValueError(f"{path}: {reprlib.repr(outside[0])} is not the name of a file in the folder")
     return listed
+
+
+def json_object(path: Path, data: bytes | None = None) -> dict[str, Any]:
+    """Return the JSON object of a file, or of a header `data` from it, whose keys must differ."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            raise ValueError("a key occurs twice")
+        return made
+
+    if data is None and not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    if data is None and path.stat().st_size > JSON_LIMIT:
+        raise ValueError(f"{path} has {path.stat().st_size} bytes: refused, the limit is {JSON_LIMIT}")
+    try:
+        value = json.loads(path.read_bytes()) if data is None else json.loads(data, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: no valid JSON ({str(error)[:80] or 'nested too deeply'})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: a JSON object is expected, not a {type(value).__name__}")
+    return value
 
 
 def _survey(shard: Path, dtypes: Collection[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -89,9 +113,8 @@ def _survey(shard: Path, dtypes: Collection[str]) -> Iterator[tuple[str, tuple[i
                         f"{shard}: tensor {name} has the type {part.get_dtype()}; supported are {', '.join(dtypes)}"
                     )
                 yield name, tuple(part.get_shape())
-    except FileNotFoundError:
+    except (SafetensorError, OSError) as error:
+        reason = repr(str(error)[:200])
         raise ValueError(
-            f"{shard} does not exist, but the index beside it lists it: copy or download it, too"
+            f"{shard} is missing or no complete safetensors file ({reason}): copy or download it"
         ) from None
-    except SafetensorError as error:
-        raise ValueError(f"{shard} is not a complete safetensors file ({error}): copy or download it again") from None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import json
 import math
 import re
 import reprlib
@@ -24,10 +23,11 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.formats import TABLE
-from fewbits.kernels.packing import swizzle, unpack
+from fewbits.kernels.packing import swizzle
 from fewbits.kernels.reference.elements import values_of
+from fewbits.models.importing.safetensors_files import json_object
 
-HEADER_LIMIT, INDEX_LIMIT = 12_000_000, 24_000_000  # bytes of JSON, which take up to 40 times as much memory
+HEADER_LIMIT = 12_000_000  # bytes of JSON, which take up to 40 times as much memory
 PART = 1 << 22  # elements that are decoded at a time
 CHOICES = 1_000_000  # ways to match a name and an expression, above which the match could take too long
 SIZES = {
@@ -37,10 +37,7 @@ SIZES = {
     **dict.fromkeys(("F64", "I64", "U64"), 8),
 }
 _TORCH = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-NVFP4_ERROR, MXFP4_ERROR = (
-    0.16,
-    0.2,
-)  # relative errors (root mean square) beyond rounding; Gaussian data have 0.10, 0.12
+NVFP4_ERROR, MXFP4_ERROR = 0.16, 0.2  # relative errors (root mean square) beyond rounding; of Gaussians: 0.10, 0.12
 
 
 @dataclass(frozen=True)
@@ -113,12 +110,12 @@ def survey(checkpoint: Path) -> dict[str, Stored]:
     index = checkpoint / "model.safetensors.index.json"
     listed: dict[str, str] = {}
     if index.is_file():
-        listed = _object(_inside(index, checkpoint)).get("weight_map", {})
+        listed = json_object(_inside(index, checkpoint)).get("weight_map", {})
         if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
             raise ValueError(f"{index}: weight_map is not an object of file names")
         files = sorted(set(listed.values()))
         if wrong := [name for name in files if Path(name).name != name or not name.endswith(".safetensors")]:
-            raise ValueError(f"{index}: {wrong[0]!r} is not the name of a safetensors file in the folder")
+            raise ValueError(f"{index}: {reprlib.repr(wrong[0])} is not the name of a safetensors file in the folder")
     else:
         files = sorted(path.name for path in checkpoint.glob("*.safetensors"))
     if not files:
@@ -143,26 +140,6 @@ def _inside(path: Path, folder: Path) -> Path:
     return path
 
 
-def _object(path: Path, data: bytes | None = None) -> dict[str, Any]:
-    """Return the JSON object of a file, or of a header `data` from it, whose keys must differ."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) < len(pairs):
-            raise ValueError("a key occurs twice")
-        return made
-
-    if data is None and path.stat().st_size > INDEX_LIMIT:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes: refused, the limit is {INDEX_LIMIT}")
-    try:
-        value = json.loads(path.read_bytes()) if data is None else json.loads(data, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: no valid JSON ({str(error)[:80] or 'nested too deeply'})") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: a JSON object is expected, not a {type(value).__name__}")
-    return value
-
-
 def _header(path: Path) -> Iterator[tuple[str, Stored]]:
     """Yield name and place of each tensor of a file, after all have been checked."""
     size = path.stat().st_size
@@ -172,7 +149,7 @@ def _header(path: Path) -> Iterator[tuple[str, Stored]]:
         if length > min(HEADER_LIMIT, size - 8):
             limit = f"refused (the limit is {HEADER_LIMIT})"
             raise ValueError(f"{path}: a header of {length} bytes in a file of {size} bytes: {limit}")
-        header = _object(path, file.read(length))
+        header = json_object(path, file.read(length))
     space, begin, end = size - 8 - length, 8 + length, 0
     places: list[tuple[int, int, str, Stored]] = []
     for name, entry in header.items():
@@ -207,7 +184,7 @@ def _config(checkpoint: Path) -> dict[str, Any]:
     for name, key in (("config.json", "quantization_config"), ("hf_quant_config.json", "quantization")):
         path = folder / name
         if path.is_file():
-            found = _object(_inside(path, folder)).get(key)
+            found = json_object(_inside(path, folder)).get(key)
             if isinstance(found, dict):
                 return found
     return {}
@@ -278,10 +255,7 @@ def _choices(pattern: str) -> tuple[int, int]:
 
 
 def _check_left(
-    tensors: Mapping[str, Stored],
-    modules: Mapping[str, object],
-    kept: list[str],
-    verdict: Verdict,
+    tensors: Mapping[str, Stored], modules: Mapping[str, object], kept: list[str], verdict: Verdict
 ) -> None:
     """Find weights in high precision that the config does not keep, and whose namesakes in other layers are packed."""
     packed = {name.rpartition(".")[2] for name in modules}
@@ -363,14 +337,12 @@ def _tensor_scale(parts: Mapping[str, Stored], found: Any) -> float | None:
 
 def _check_scales(scale: Stored, format_: str, found: Any) -> float:
     """Check the values of block scales, and return the largest."""
-    size = math.prod(scale.shape)
-    negative, nan, zero, largest = 0, 0, 0, 0.0
+    size, values = math.prod(scale.shape), _scale_values(format_)
+    counts = torch.zeros(256, dtype=torch.long)
     for first in range(0, size, PART):
-        scales = scale.read(first, first + PART).view(torch.uint8)
-        decoded = _decoded_scales(scales, format_)
-        nan, zero = nan + int(decoded.isnan().sum()), zero + int((decoded == 0).sum())
-        negative += int((scales > 0x7F).sum()) if format_ == "nvfp4" else 0
-        largest = max(largest, float(decoded.nan_to_num(0).max()))
+        counts += torch.bincount(scale.read(first, first + PART).view(torch.uint8), minlength=256)
+    nan, zero = int(counts[values.isnan()].sum()), int(counts[values == 0].sum())
+    negative = int(counts[0x80:].sum()) if format_ == "nvfp4" else 0
     if negative:
         found(f"has {negative} negative block scales")
     if nan:
@@ -379,11 +351,12 @@ def _check_scales(scale: Stored, format_: str, found: Any) -> float:
         found("has only zero block scales")
     elif zero:
         found(f"has {zero} of {size} block scales 0, which loses these blocks")
-    return largest
+    return float(values[counts > 0].nan_to_num(0).max())
 
 
-def _decoded_scales(scales: Tensor, format_: str) -> Tensor:
-    return values_of(scales, TABLE["e8m0" if format_ == "mxfp4" else "e4m3"])
+def _scale_values(format_: str) -> Tensor:
+    """Return the value of each byte that stores a block scale."""
+    return values_of(torch.arange(256), TABLE["e8m0" if format_ == "mxfp4" else "e4m3"])
 
 
 def _against(codes: Stored, scale: Stored, d: float, format_: str, source: Stored, found: Any) -> float:
@@ -391,20 +364,23 @@ def _against(codes: Stored, scale: Stored, d: float, format_: str, source: Store
     width, limit = (32, MXFP4_ERROR) if format_ == "mxfp4" else (16, NVFP4_ERROR)
     rows, across = scale.shape
     tile = 128 * across  # scales that swizzling permutes among themselves
+    table, pairs = (
+        _scale_values(format_),
+        values_of(torch.arange(256)[:, None] >> torch.tensor([0, 4]) & 15, TABLE["e2m1"]),
+    )
 
     def error(d: float, *, swapped: bool = False, step: int = PART // width, order: Tensor | None = None) -> float:
         total = difference = 0.0
         for first in range(0, rows * across, step):
             last = first + step
-            scales = scale.read(first, last)
+            scales = table.index_select(0, scale.read(first, last).view(torch.uint8).int())
             scales = scales if order is None else scales[order]
-            packed = codes.read(first * width // 2, last * width // 2)
-            packed = packed >> 4 | packed << 4 if swapped else packed
-            q = values_of(unpack(packed[None], 4, 2 * len(packed)), TABLE["e2m1"]).view(-1, width)
-            values = q * _decoded_scales(scales, format_)[:, None] * d
-            want = source.read(first * width, last * width).double().view(-1, width)
-            total += float(want.square().sum())
-            difference += float((values.double() - want).square().sum())
+            packed = codes.read(first * width // 2, last * width // 2).int()
+            q = (pairs.flip(1) if swapped else pairs).index_select(0, packed)
+            want = source.read(first * width, last * width).float().view(-1, width)
+            wrong = q.view(-1, width) * scales[:, None] * d - want
+            total += float(want.norm()) ** 2
+            difference += float(wrong.norm()) ** 2
         return math.sqrt(difference / total) if total else float(difference > 0)
 
     measured = error(d)

@@ -126,7 +126,7 @@ def test_random_streams_are_checked(mine: str, capsys: pytest.CaptureFixture[str
     assert "FAILED" not in capsys.readouterr().out
     assert cli.main(["conform", f"{mine}:repeated", "--random", "--json"]) == 1
     failed = [check["name"] for check in json.loads(capsys.readouterr().out) if not check["passed"]]
-    assert failed == ["repeats between ranks"]
+    assert failed == ["correlation, ranks"]
 
 
 def test_dialects_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

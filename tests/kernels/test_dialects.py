@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -187,11 +188,11 @@ def biased(x: Tensor, step: int, rank: int) -> Tensor:
     return torch.where(nearest, fake_quantize(x, "e2m1:1x16:nvfp4"), stochastic(x, step + 1000 * rank))
 
 
-def repeated_draws(x: Tensor, step: int, rank: int, rows: int, cols: int) -> Tensor:
-    """Round with random numbers that repeat after some rows and columns."""
+def repeated_draws(x: Tensor, step: int, rank: int, period: int) -> Tensor:
+    """Round with a stream of random numbers, over all steps, that repeats after a period."""
     low = (x / 64).floor() * 64
-    draws = torch.rand(rows, cols, generator=generator(step + 1000 * rank))
-    draws = draws.repeat(x.shape[0] // rows, x.shape[1] // cols)
+    draws = torch.rand(period, generator=generator(rank))
+    draws = draws[(torch.arange(x.numel()) + step * x.numel()) % period].view(x.shape)
     return torch.where((x - low) / 64 > draws, low + 64, low)
 
 
@@ -204,17 +205,13 @@ def with_nan(x: Tensor, step: int, rank: int) -> Tensor:
 STREAMS: dict[str, tuple[Callable[[Tensor, int, int], Tensor], str]] = {
     "sound": (lambda x, step, rank: stochastic(x, step + 1000 * rank), ""),
     "biased": (biased, "bias at"),
-    "same on all ranks": (lambda x, step, rank: stochastic(x, step), "repeats between ranks"),
-    "repeats after 8 steps": (lambda x, step, rank: stochastic(x, step % 8 + 1000 * rank), "repeats between steps"),
-    "one row of draws": (lambda x, step, rank: repeated_draws(x, step, rank, 1, 512), "correlation, column, lag 1"),
-    "repeats after 64 columns": (
-        lambda x, step, rank: repeated_draws(x, step, rank, 64, 64),
-        "correlation, row, lag 64",
-    ),
-    "repeats after 256 columns": (
-        lambda x, step, rank: repeated_draws(x, step, rank, 64, 256),
-        "correlation, row, lag 256",
-    ),
+    "same on all ranks": (lambda x, step, rank: stochastic(x, step), "correlation, ranks"),
+    "ranks one step apart": (lambda x, step, rank: stochastic(x, step + rank), "correlation, ranks"),
+    "repeats after 8 steps": (lambda x, step, rank: stochastic(x, step % 8 + 1000 * rank), "correlation, stream"),
+    **{
+        f"repeats after {period}": (partial(repeated_draws, period=period), "correlation, stream")
+        for period in (48, 64, 512, 1000, 24 * 512, 50_000)
+    },
     "other values": (lambda x, step, rank: stochastic(x, step + 1000 * rank) + (step == 3), "neighbours"),
     "not rounded": (lambda x, step, rank: x + step % 2, "neighbours"),
     "a NaN": (with_nan, "neighbours"),

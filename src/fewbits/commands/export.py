@@ -22,17 +22,17 @@ Arcee. The folder has the master weights in FP32, and transformers computes in F
 those of our model computed in FP32; a run that computes in BF16 has rounded logits. Models with Mamba-2 layers are
 refused.
 
-compressed-tensors and modelopt have the codes and scales of the weights that the forward product reads, for recipes
-whose fprop.w is NVFP4 (or 4/6) or, only compressed-tensors, MXFP4. Layers that the recipe keeps are in FP32, and
-config.json names them. Inputs are not quantized. The packages of these names decode the bits of fprop.w in BF16.
-transformers reads compressed-tensors, and `fewbits import` both; the command names readers that would not decode these
-bits. gguf writes model.gguf with the same codes and scales, and the tokenizer beside it as tokenizer.json."""
+compressed-tensors, modelopt and torchao have the codes and scales of the weights that the forward product reads, for
+recipes whose fprop.w is NVFP4 (or 4/6) or, only compressed-tensors, MXFP4. Layers that the recipe keeps are in FP32,
+and config.json names them. Inputs are not quantized. The packages of these names decode the bits of fprop.w in BF16.
+transformers reads compressed-tensors and torchao, and `fewbits import` all; the command names readers that would not
+decode these bits. gguf writes model.gguf with the same codes and scales, and tokenizer.json beside it."""
 
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits export", __doc__, EXAMPLES)
     parser.add_argument("run", metavar="RUN", help="a run: its folder, its name or its hash")
-    formats = ("huggingface", "compressed-tensors", "modelopt", "gguf")
+    formats = ("huggingface", "compressed-tensors", "modelopt", "torchao", "gguf")
     parser.add_argument("--format", choices=formats, required=True, help="the format of the weights")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the new folder (default: ./RUN-FORMAT)")
     parser.add_argument("--step", type=int, help="step of the checkpoint to export (default: the last step)")

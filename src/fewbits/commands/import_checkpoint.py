@@ -15,9 +15,9 @@ examples:
   fewbits import model.gguf --name my-model data=text data.path=notes.txt training.length=1024
 
 A Hugging Face folder has config.json, safetensors (one file, or several with an index) and tokenizer.json. Families:
-GPT-2, Llama, Mixtral, Nemotron and Arcee. Weights may be packed by compressed-tensors (NVFP4, MXFP4) or ModelOpt
-(NVFP4); the run gets their decoded values. Tensors of a GGUF file may be of the types that the package gguf decodes,
-such as Q4_0, Q8_0, MXFP4 and NVFP4.
+GPT-2, Llama, Mixtral, Nemotron and Arcee. Weights may be packed by compressed-tensors (NVFP4, MXFP4), ModelOpt or
+torchao (NVFP4); the run gets their decoded values. Tensors of a GGUF file may be of the types that the package gguf
+decodes, such as Q4_0, Q8_0, MXFP4 and NVFP4.
 The run has one checkpoint, at step 0. Overrides choose the data (default: data=python in the model's own tokens) and
 the size of the batches that `fewbits probe` reads. The command prints a command to probe the run and one to branch
 from it."""

@@ -1,6 +1,7 @@
 """Test that a published Hugging Face folder loads into a decoder with transformers' logits, or is refused."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,20 @@ BAD: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "truncated weights": (lambda f: _cut(f / "model.safetensors", 5000), ("model.safetensors",)),
     "empty weights": (lambda f: _cut(f / "model.safetensors", 0), ("model.safetensors",)),
     "truncated configuration": (lambda f: _cut(f / "config.json", 50), ("config.json", "JSON")),
+    "absurd sizes": (
+        lambda f: _change(f, num_attention_heads=10**30, num_key_value_heads=10**30),
+        ("sizes up to 16", "tensors"),
+    ),
+    "absurd layers": (lambda f: _change(f, num_hidden_layers=10**9), ("1000000000 layers", "tensors")),
+    "a huge configuration": (lambda f: os.truncate(f / "config.json", 1 << 33), ("config.json", "refused")),
+    "a pipe": (lambda f: ((f / "config.json").unlink(), os.mkfifo(f / "config.json")), ("config.json",)),
+    "weights in another folder": (
+        lambda f: (
+            (f / "model.safetensors").unlink(),
+            (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../model.safetensors"}}'),
+        ),
+        ("../model.safetensors", "not the name of a file"),
+    ),
     "no configuration": (lambda f: (f / "config.json").unlink(), ("config.json",)),
     "pickled weights": (
         lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),

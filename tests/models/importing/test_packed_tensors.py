@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGUFReader
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fewbits.kernels.formats import TABLE
 from fewbits.kernels.packed import Packed, decode
+from fewbits.kernels.packing import swizzle
 from fewbits.models.importing.gguf import write_gguf
-from fewbits.models.importing.packed_tensors import FORMATS, packed_weight, to_packed
+from fewbits.models.importing.packed_tensors import FORMATS, file_metadata, packed_weight, to_packed
 from fewbits.models.importing.sources import read_published
 from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.huggingface import Weights, to_huggingface
@@ -66,7 +68,8 @@ class Trained:
     def write(self, folder: Path, format_: str) -> tuple[dict[str, Any], list[str]]:
         content, weights, notes = to_packed(self.config, self.state, self.packed, format_, end=0)
         (folder / "config.json").write_text(json.dumps(content))
-        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        metadata = file_metadata(format_, weights, content["dtype"])
+        save_file(weights, folder / "model.safetensors", {"format": "pt", **metadata})
         return content["quantization_config"], notes
 
 
@@ -77,7 +80,7 @@ def assert_bits(actual: Tensor, expected: Tensor, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("format_", "weights"),
-    [(name, weights) for name in FORMATS for weights in WEIGHTS if name != "modelopt" or weights != MXFP4],
+    [(name, weights) for name in FORMATS for weights in WEIGHTS if name == "compressed-tensors" or weights != MXFP4],
 )
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_import_reads_the_bits_of_fprop(tmp_path: Path, format_: str, family: str, weights: str) -> None:
@@ -199,6 +202,21 @@ def test_a_damaged_packed_weight_is_refused(
         read_published(str(tmp_path)).state()
 
 
+def test_swizzled_scales_of_torchao_are_read(tmp_path: Path) -> None:
+    trained = Trained("llama", NVFP4)
+    trained.write(tmp_path, "torchao")
+    stored = load_file(tmp_path / "model.safetensors")
+    for name, scales in stored.items():
+        if name.endswith("._weight_scale"):
+            down, across = -(-scales.shape[0] // 128), -(-scales.shape[1] // 4)
+            blocked = torch.zeros(down * across * 512, dtype=torch.uint8)
+            blocked[swizzle(*scales.shape, scales.device)] = scales.view(torch.uint8)
+            stored[name] = blocked.view(32 * down, 16 * across).view(scales.dtype)
+    save_file(stored, tmp_path / "model.safetensors")
+    read = read_published(str(tmp_path)).state()
+    assert all(torch.equal(read[name], value) for name, value in trained.fprop.items())
+
+
 def test_an_unknown_packed_format_is_refused(tmp_path: Path) -> None:
     Trained("llama", NVFP4).write(tmp_path, "compressed-tensors")
     content = json.loads((tmp_path / "config.json").read_text())
@@ -225,6 +243,39 @@ def test_modelopt_decodes_fprop(tmp_path: Path, family: str) -> None:
         tensor = package.NVFP4QTensor(shape, torch.bfloat16, codes)
         value = tensor.dequantize(torch.bfloat16, **scales, block_sizes={-1: 16}).float()
         assert torch.equal(value.mT if family == "gpt2" else value, expected), name  # its zeros are positive
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("family", FAMILIES)
+def test_torchao_decodes_fprop_and_transformers_computes_with_it(tmp_path: Path, family: str) -> None:
+    package = pytest.importorskip("torchao.prototype.safetensors.safetensors_support")
+    from transformers import AutoModelForCausalLM
+
+    trained = Trained(family, NVFP4)
+    _, notes = trained.write(tmp_path, "torchao")
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        metadata = file.metadata()
+    tensors, left = package.unflatten_tensor_state_dict(load_file(tmp_path / "model.safetensors"), metadata)
+    assert not left
+    packed = {name: value for name, value in tensors.items() if type(value) is not Tensor}
+    assert len(packed) >= len(trained.packed)
+    for name, value in packed.items():
+        decoded = value.dequantize().float()
+        assert torch.equal(decoded.mT if family == "gpt2" else decoded, trained.by_name[name]), name
+
+    if any("transformers" in note for note in notes):
+        assert family in ("gpt2", "mixtral")
+        return
+    content, plain = to_huggingface(trained.config, {**trained.state, **trained.fprop}, 0)
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "config.json").write_text(json.dumps(content))
+    save_file(plain, tmp_path / "plain" / "model.safetensors", {"format": "pt"})
+    x = torch.randint(61, (2, TOKENS), generator=torch.Generator().manual_seed(1))
+    models = [
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16) for path in (tmp_path, tmp_path / "plain")
+    ]
+    theirs, expected = (model(x).logits for model in models)
+    assert torch.equal(theirs, expected)
 
 
 @pytest.mark.deep
