@@ -89,6 +89,17 @@ def floor_scale(u: Tensor) -> Tensor:
     return torch.where((s > u) & (s > 0), below, s)
 
 
+def up_scale(u: Tensor) -> Tensor:
+    s = nearest_scale(u)
+    above = (s.to(torch.float8_e4m3fn).view(torch.uint8) + 1).view(torch.float8_e4m3fn).float()
+    return torch.where((s < u) & (s < 448), above, s)
+
+
+def toward_zero(v: Tensor) -> Tensor:
+    spacing = torch.where(v < 2, 0.5, torch.where(v < 4, 1.0, 2.0))
+    return (v.double() / spacing - 0.5).ceil() * spacing
+
+
 def reference(
     x: Tensor,
     encode_scale: Callable[..., Tensor] = lambda top, amax: top / amax,
@@ -130,18 +141,47 @@ MUTANTS: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"block_scale": lambda amax, g: amax / 6 * g, "scaled": lambda x, s, d: x / (s * d)},
         {"block_scale", "element"},
     ),
+    "scales are rounded up": ({"store": up_scale}, {"scale_rounding"}),
+    "0.5 becomes 0": ({"rounded": lambda v: torch.where(even(v) == 0.5, 0, even(v))}, set()),
+    "target 256, ties to zero": ({"target": 256.0, "rounded": toward_zero}, {"target", "ties"}),
     "target 256, unsigned zeros": ({"target": 256.0, "sign": lambda v, q: (v < 0) & (q > 0)}, {"target", "zero_sign"}),
 }
 
 
-def test_the_reference_of_the_mutants_equals_the_dialect() -> None:
-    assert conform(reference, "te-nvfp4").equal
+def power_reference(
+    x: Tensor, up: Callable[[Tensor], Tensor] = torch.zeros_like, rounded: Callable[[Tensor], Tensor] = even
+) -> Tensor:
+    """Return values in MXFP4 by the rule of OCP. up: whether the exponent rises, for significands from 0.5 to 1."""
+    blocks = x.view(x.shape[0], -1, 32).double()
+    significand, exponent = torch.frexp(blocks.abs().amax(-1, keepdim=True))
+    scale = torch.exp2((exponent - 3 + up(significand)).clamp(-127, 127).double())
+    scale = torch.where(significand == 0, 2.0**-127, scale)
+    return (rounded((blocks / scale).abs().clamp(max=6)) * scale).copysign(blocks).float().view(x.shape)
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_named_rightly_or_unknown(name: str) -> None:
-    changes, steps = MUTANTS[name]
-    report = conform(lambda x: reference(x, **changes), "te-nvfp4")
+POWER_MUTANTS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "exponents are rounded up": ({"up": lambda m: m > 0.5}, {"exponent"}),
+    "no value saturates": ({"up": lambda m: m > 0.75}, {"exponent"}),
+    "6 saturates, too": ({"up": lambda m: m >= 0.75}, set()),
+    "no value saturates, ties away": ({"up": lambda m: m > 0.75, "rounded": away}, {"exponent", "ties"}),
+}
+REFERENCES: dict[str, tuple[Callable[..., Any], dict[str, tuple[dict[str, Any], set[str]]]]] = {
+    "te-nvfp4": (reference, MUTANTS),
+    "ocp-mxfp4": (power_reference, POWER_MUTANTS),
+}
+
+
+def test_the_references_of_the_mutants_equal_the_dialects() -> None:
+    assert all(conform(function, dialect).equal for dialect, (function, _) in REFERENCES.items())
+
+
+@pytest.mark.parametrize(
+    ("dialect", "name"), [(key, name) for key, (_, mutants) in REFERENCES.items() for name in mutants]
+)
+def test_a_mutant_is_named_rightly_or_unknown(dialect: str, name: str) -> None:
+    function, mutants = REFERENCES[dialect]
+    changes, steps = mutants[name]
+    report = conform(lambda x: function(x, **changes), dialect)
     assert not report.equal
     named = [{step.partition("=")[0] for step in alternative} for alternative in report.steps]
     assert named == [steps] if steps else not named, report.lines()
