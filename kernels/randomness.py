@@ -80,7 +80,7 @@ def check_randomness(function: Rounding, *, seed: int = 0) -> list[Check]:
     stream, other = torch.where(moderate, u, 0), (others.double() == high).double() - share
     checks += [
         _correlation("stream", stream, stream, moderate),
-        _correlation("ranks", stream[:OTHER_RANKS], torch.where(moderate, other / spread, 0), moderate),
+        _correlation("ranks", stream, torch.where(moderate, other / spread, 0), moderate),
     ]
     return checks
 
@@ -118,15 +118,15 @@ def _z(name: str, total: float, deviation: float, about: str) -> Check:
 def _correlation(name: str, a: Tensor, b: Tensor, used: Tensor) -> Check:
     """Correlate two streams of draws at all distances, by FFT, and return the strongest correlation."""
     size = 2 * a.numel()
-    pairs = _products(*[used.expand(a.shape).double()] * 2, size).round()
+    pairs = _products(used.expand(a.shape).double(), used.expand(b.shape).double(), size).round()
     z = torch.where(pairs > 4000, _products(a, b, size) / pairs.clamp(min=1).sqrt(), 0)
     if a is b:
         z[0] = 0
     most = float(z.abs().max())
-    at = int((z.abs() > 0.8 * most).nonzero()[0])  # of a period, not of its multiples
+    at = int((z.abs() > 0.4 * most).nonzero()[0])  # a period, not its multiples, which correlate up to twice as much
     steps, rest = divmod(min(at, size - at), used.numel())
     apart = f"{steps} steps, {rest // COLS} rows and {rest % COLS} columns apart"
-    text = f"of rounding directions, the strongest of all distances ({apart}), in standard errors"
+    text = f"of rounding directions, the strongest of all distances (first {apart}), in standard errors"
     return Check(f"correlation, {name}", most, most < LIMIT + 2, text)
 
 

@@ -246,7 +246,7 @@ STREAMS: dict[str, tuple[Callable[[Tensor, int, int], Tensor], str]] = {
     "sound": (lambda x, step, rank: stochastic(x, step + 1000 * rank), ""),
     "biased": (biased, "bias at"),
     "same on all ranks": (lambda x, step, rank: stochastic(x, step), "correlation, ranks"),
-    "ranks one step apart": (lambda x, step, rank: stochastic(x, step + rank), "correlation, ranks"),
+    "ranks 20 steps apart": (lambda x, step, rank: stochastic(x, step + 20 * rank), "correlation, ranks"),
     "repeats after 8 steps": (lambda x, step, rank: stochastic(x, step % 8 + 1000 * rank), "correlation, stream"),
     **{
         f"repeats after {period}": (partial(repeated_draws, period=period), "correlation, stream")
