@@ -123,6 +123,16 @@ def _cut(path: Path, at: int) -> None:
     path.write_bytes(path.read_bytes()[:at])
 
 
+def _pipe(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+
+
+def _elsewhere(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../model.safetensors"}}')
+
+
 Q = "model.layers.1.self_attn.q_proj.weight"
 # Case: a function that damages a valid folder, and the words that the error message must contain.
 BAD: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
@@ -146,18 +156,12 @@ BAD: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "truncated configuration": (lambda f: _cut(f / "config.json", 50), ("config.json", "JSON")),
     "absurd sizes": (
         lambda f: _change(f, num_attention_heads=10**30, num_key_value_heads=10**30),
-        ("sizes up to 16", "tensors"),
+        ("configuration has 2 layers", "tensors"),
     ),
     "absurd layers": (lambda f: _change(f, num_hidden_layers=10**9), ("1000000000 layers", "tensors")),
     "a huge configuration": (lambda f: os.truncate(f / "config.json", 1 << 33), ("config.json", "refused")),
-    "a pipe": (lambda f: ((f / "config.json").unlink(), os.mkfifo(f / "config.json")), ("config.json",)),
-    "weights in another folder": (
-        lambda f: (
-            (f / "model.safetensors").unlink(),
-            (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../model.safetensors"}}'),
-        ),
-        ("../model.safetensors", "not the name of a file"),
-    ),
+    "a pipe": (_pipe, ("config.json",)),
+    "weights in another folder": (_elsewhere, ("../model.safetensors", "not the name of a file")),
     "no configuration": (lambda f: (f / "config.json").unlink(), ("config.json",)),
     "pickled weights": (
         lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),

@@ -210,7 +210,7 @@ def test_swizzled_scales_of_torchao_are_read(tmp_path: Path) -> None:
         if name.endswith("._weight_scale"):
             down, across = -(-scales.shape[0] // 128), -(-scales.shape[1] // 4)
             blocked = torch.zeros(down * across * 512, dtype=torch.uint8)
-            blocked[swizzle(*scales.shape, scales.device)] = scales.view(torch.uint8)
+            blocked[swizzle(scales.shape[0], scales.shape[1], scales.device)] = scales.view(torch.uint8)
             stored[name] = blocked.view(32 * down, 16 * across).view(scales.dtype)
     save_file(stored, tmp_path / "model.safetensors")
     read = read_published(str(tmp_path)).state()
