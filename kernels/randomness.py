@@ -123,7 +123,7 @@ def _correlation(name: str, a: Tensor, b: Tensor, used: Tensor) -> Check:
     if a is b:
         z[0] = 0
     most = float(z.abs().max())
-    at = int((z.abs() > 0.4 * most).nonzero()[0])  # a period, not its multiples, which correlate up to twice as much
+    at = int((z.abs() >= 0.4 * most).nonzero()[0])  # a period, not its multiples, which correlate up to twice as much
     steps, rest = divmod(min(at, size - at), used.numel())
     apart = f"{steps} steps, {rest // COLS} rows and {rest % COLS} columns apart"
     text = f"of rounding directions, the strongest of all distances (first {apart}), in standard errors"
