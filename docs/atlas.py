@@ -23,9 +23,10 @@ from markupsafe import Markup, escape
 from fewbits import build, load_recipe, quantize, read
 from fewbits.analysis.engine.results.archive import archived
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.statistics import summary
+from fewbits.analysis.engine.statistics import extra_tokens, pseudo_values, summary
 from fewbits.analysis.views.html import document
 from fewbits.common.atomic import write_atomically
+from fewbits.experiments.config_files import FOLDER as CONFIG
 from fewbits.experiments.config_files import names
 from fewbits.experiments.environment import commit
 from fewbits.models.costs import layer_rate, mean_bits, over_layers
@@ -34,32 +35,41 @@ from fewbits.models.networks.registry import on_meta
 from fewbits.models.recipe import Recipe
 
 FOLDER = Path(__file__).with_name("atlas")
+NUMBERS = CONFIG / "atlas.json"  # in the package, for `fewbits list recipes`
 MEASURES = {"loss": "increase_relative", "error": "gradient_error", "bias": "gradient_systematic"}
 MEASURES |= {"noise": "gradient_noise"}
+TRAINED = ("trained", "tokens")  # measured by training
+OF_MODELS = (*MEASURES, *TRAINED, "bits")  # columns that each model has
 SHARE = "decisions."
 GPUS = {"H100": 9, "B200": 10}  # compute capabilities
 MODEL = "nemotron-nano"  # whose layers the costs are those of
 LEVEL = 0.9
+MOST = 1.0  # the largest fraction of extra tokens that the slope between two lengths is used for
 HEADS = {
     "loss": "change of the loss, %",
     "error": "gradient error, %",
     "bias": "its bias, %",
     "noise": "its noise, %",
+    "trained": "change of the loss by training, %",
+    "tokens": "extra tokens, %",
     "bits": "bits per operand",
     "H100": "product time, H100",
     "B200": "product time, B200",
     "seconds": "emulation, ms",
 }
 INTRO = """\
-Each recipe quantizes all blocks of the same models, with the same weights, batches and seeds; nothing is
-trained with it. The gradient error is ‖ĝ − g‖ / ‖g‖ with the recipe's gradient ĝ and BF16's g. Its bias is the
-part that stays when it is averaged over rounding seeds, its noise the part that changes with them; error² ≈
-bias² + noise². Numbers after ± are half of the 90 % interval over seeds, each of which reads other documents.
-Bits are means over the six operands of a linear layer, with their shares of block scales; of a mixture with the
-decisions made, of a chain those of its last quantizer. Product time is that of a layer's three GEMMs at peak
-rates, in those of BF16: 1 if torch has no product of these operands on that GPU. Emulation is the time of a
-forward and backward pass over 1,024 tokens of nemotron-nano on two CPU threads. Delayed scales are current ones
-here, as in a first step."""
+Each recipe quantizes all blocks of the same models, with the same weights, batches and seeds. The gradient
+error is ‖ĝ − g‖ / ‖g‖ with the recipe's gradient ĝ and BF16's g. Its bias is the part that stays when it is
+averaged over rounding seeds, its noise the part that changes with them; error² ≈ bias² + noise². Numbers after
+± are half of the 90 % interval over seeds, each of which reads other documents. Two columns are of a short
+training with the recipe, from the end of a BF16 trunk, in which the learning rate falls to zero: the change of
+the final loss against BF16's, and how many more tokens of this training make up for it: exp(g / s) − 1, with g
+the relative change and s = (L′ − L) / (L ln(T / T′)) BF16's slope from L′ after T′ tokens to L after T. There
+is no number beyond 100 %, or if s does not differ from zero over seeds. Bits are means over the six operands of
+a linear layer, with their shares of block scales; of a mixture with the decisions made, of a chain those of its
+last quantizer. Product time is that of a layer's three GEMMs at peak rates, in those of BF16: 1 if torch has no
+product of these operands on that GPU. Emulation is the time of a forward and backward pass over 1,024 tokens of
+nemotron-nano on two CPU threads. Delayed scales are current ones here, as in a first step."""
 SORT = """
 document.querySelectorAll("table.sorts thead th").forEach((head, column) => head.onclick = () => {
   const body = document.querySelector("table.sorts tbody"), up = head.ariaSort !== "ascending";
@@ -95,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--time", action="store_true")
     chosen = parser.parse_args(argv)
     recipes: dict[str, dict[str, Any]] = {name: described(name) for name in names("recipe")}
-    file = chosen.out / "atlas.json"
+    file = NUMBERS if chosen.out == FOLDER else chosen.out / "atlas.json"
     before = json.loads(file.read_text("utf-8"))["recipes"] if file.is_file() else {}
     models: dict[str, str] = {}
     chosen.out.mkdir(parents=True, exist_ok=True)
@@ -133,7 +143,7 @@ def described(name: str) -> dict[str, Any]:
     recipe = of(name)
     row: dict[str, Any] = {key: getattr(recipe, key) for key in ("about", "source", "differs")}
     row["operands"] = {slot: str(its.spec or "high") for slot, its in recipe.operands.items()}
-    row["measured"], row["why"] = {}, {}
+    row["measured"], row["why"], row["untrained"] = {}, {}, {}
     try:
         layers = quantize(on_meta(MODELS[MODEL]), recipe)
     except ValueError:
@@ -148,25 +158,48 @@ def _bits(operands: Mapping[str, Any], shares: Mapping[str, float]) -> float:
     return statistics.fmean(mean_bits(slot.spec, shares) for slot in operands.values())
 
 
+Rows = Mapping[str, Sequence[Mapping[str, float]]]  # the numbers of each seed, by recipe, or by arm without one
+
+
 def add(recipes: Mapping[str, dict[str, Any]], models: dict[str, str], results: Results) -> None:
-    """Add what a sweep has measured to the recipes' rows, and its models, each with a text about the probes."""
-    found: dict[tuple[str, str], list[Mapping[str, float]]] = {}
-    for member in results.members:
-        place, planned = dict(member.cell.axes), results.plan.trials[member.id]
-        if "recipe" not in place:
-            continue
-        found.setdefault((place["recipe"], place["model"]), []).append(results.files.standing(planned).numbers)
-        t = planned.trial.training
-        reads = f"{t.steps} × {t.micro_batch} windows of {t.length} tokens"
-        high = "; weights stay in BF16" if "recipe.fprop.w=high" in member.cell.overrides else ""
-        models[place["model"]] = f"{len(results.plan.sweeps[0].seeds)} seeds, {reads} each{high}"
-    for (name, model), rows in found.items():
+    """Add what sweeps have measured to the recipes' rows, and their models, each with a text about its numbers."""
+    for sweep in results.plan.sweeps:
+        found: dict[str, dict[str, list[Mapping[str, float]]]] = {}
+        about = {}
+        for member in results.members:
+            place, planned = dict(member.cell.axes), results.plan.trials[member.id]
+            if member.cell.sweep != sweep.name or member.cell.arm == "trunk":
+                continue
+            t, numbers = planned.trial.training, results.files.standing(planned).numbers
+            of_recipe = found.setdefault(place["model"], {}).setdefault(place.get("recipe", member.cell.arm), [])
+            of_recipe.append({**numbers, "steps": t.steps})
+            if "recipe" in place:
+                reads = f"{t.steps} × {t.micro_batch} windows of {t.length} tokens"
+                high = "; weights stay in BF16" if "recipe.fprop.w=high" in member.cell.overrides else ""
+                about[place["model"]] = f"{len(sweep.seeds)} seeds, {reads} each{high}"
+        trains = sweep.name == "training"
+        for model, rows in found.items():
+            (add_training if trains else add_probes)(recipes, model, rows)
+            models[model] = f"{models[model]}; training: {about[model]}" if trains else about[model]
+        for name, why in sweep.values["unmeasured"].items():
+            if trains:
+                recipes[name]["untrained"] |= dict.fromkeys(TRAINED, why)
+            else:
+                recipes[name]["why"] |= dict.fromkeys(sweep.values["models"], why)
+
+
+def percent(numbers: Sequence[float]) -> list[float | None]:
+    """Return the mean over seeds in percent, and half of its interval."""
+    of_seeds = summary(numbers, LEVEL)
+    return [100 * of_seeds.mean, of_seeds.interval and 100 * of_seeds.interval.half]
+
+
+def add_probes(recipes: Mapping[str, dict[str, Any]], model: str, found: Rows) -> None:
+    for name, rows in found.items():
         values: dict[str, Any] = {}
         for key, metric in MEASURES.items():
             if numbers := [row[metric] for row in rows if metric in row and math.isfinite(row[metric])]:
-                of_seeds = summary(numbers, LEVEL)
-                half = of_seeds.interval.half if of_seeds.interval else None
-                values[key] = [100 * of_seeds.mean, None if half is None else 100 * half]
+                values[key] = percent(numbers)
         shares = {
             key.removeprefix(SHARE): statistics.fmean(row[key] for row in rows)
             for key in rows[0]
@@ -176,9 +209,30 @@ def add(recipes: Mapping[str, dict[str, Any]], models: dict[str, str], results: 
             layers = quantize(on_meta(MODELS[MODEL]), of(name))
             values["bits"] = over_layers(layers, lambda operands, own=shares: _bits(operands, own))  # type: ignore[misc]
         recipes[name]["measured"][model] = values
-    (sweep,) = results.plan.sweeps
-    for name, why in sweep.values["unmeasured"].items():
-        recipes[name]["why"] |= dict.fromkeys(sweep.values["models"], why)
+
+
+def add_training(recipes: Mapping[str, dict[str, Any]], model: str, found: Rows) -> None:
+    """Add the change of the final loss that training with each recipe makes, and the tokens that it is worth."""
+    losses = {name: [row.get("validation_loss", math.nan) for row in rows] for name, rows in found.items()}
+    whole, short = losses.pop("bf16"), losses.pop("short")
+    recipes["bf16"]["untrained"] |= dict.fromkeys(TRAINED, "the others are compared with it")
+    span = math.log(found["bf16"][0]["steps"] / found["short"][0]["steps"])
+    slopes = [(less / loss - 1) / span for less, loss in zip(short, whole, strict=True)]
+    interval = summary(slopes, LEVEL).interval
+    for name, of_recipe in losses.items():
+        changes = [loss / base - 1 for loss, base in zip(of_recipe, whole, strict=True)]
+        why, values = recipes[name]["untrained"], recipes[name]["measured"].setdefault(model, {})
+        if not all(map(math.isfinite, changes)):
+            why |= dict.fromkeys(TRAINED, "the training diverges")
+            continue
+        values["trained"] = percent(changes)
+        if interval is None or interval.low <= 0:
+            why["tokens"] = "BF16's slope over tokens does not differ from zero over seeds"
+        elif extra_tokens(statistics.fmean(changes), statistics.fmean(slopes)) > MOST:
+            why["tokens"] = f"more than {MOST:.0%}, too far from the two lengths that give the slope"
+        else:
+            pairs = [{"change": c, "slope": s} for c, s in zip(changes, slopes, strict=True)]
+            values["tokens"] = percent(pseudo_values(pairs, lambda mean: extra_tokens(mean["change"], mean["slope"])))
 
 
 def seconds(name: str, windows: int = 4) -> float:
@@ -298,9 +352,7 @@ def page(atlas: Mapping[str, Any]) -> str:
     )
     heads = [Markup("<th>recipe</th>"), *_heads(models), Markup("<th>about</th><th>source</th><th>operands</th>")]
     rows = Markup().join(_row(name, row, models) for name, row in atlas["recipes"].items())
-    files = Markup(", ").join(
-        Markup('<a href="{0}">{0}</a>').format(file) for file in ("atlas.json", *atlas["archives"])
-    )
+    files = Markup(", ").join(Markup('<a href="{0}">{0}</a>').format(file) for file in atlas["archives"])
     body = Markup(
         "<style>{}{}</style><h1>The atlas: every recipe on the same weights</h1>"
         '<p class="under">{}, commit {}</p><div class="prose"><p>{}</p></div>'
@@ -326,7 +378,7 @@ def page(atlas: Mapping[str, Any]) -> str:
 
 def _heads(models: Mapping[str, str]) -> Iterable[Markup]:
     for key, text in HEADS.items():
-        several = range(len(models)) if key in (*MEASURES, "bits") else (None,)
+        several = range(len(models)) if key in OF_MODELS else (None,)
         yield from (Markup('<th class="number{}">{}</th>').format("" if i is None else f" m{i}", text) for i in several)
 
 
@@ -334,11 +386,14 @@ def _row(name: str, row: Mapping[str, Any], models: Mapping[str, str]) -> Markup
     """Return a recipe's row; cells without a number have a dash, and the reason as a tooltip."""
     cells = [Markup('<th scope="row">{}</th>').format(name)]
     for key in HEADS:
-        if key in (*MEASURES, "bits"):
+        if key in OF_MODELS:
             for i, model in enumerate(models):
                 values = row["measured"].get(model, {})
                 value = values.get("bits", row.get("bits")) if key == "bits" else values.get(key)
-                cells.append(_cell(value, f" m{i}", row["why"].get(model, ""), sign=key == "loss"))
+                why = row["why"].get(model, "")
+                if key in TRAINED:
+                    why = row["untrained"].get(key, why) if model == MODEL else f"training is of {MODEL} alone"
+                cells.append(_cell(value, f" m{i}", why, sign=key in ("loss", *TRAINED)))
         else:
             value = row.get(key)
             cells.append(_cell(value and value * (1000 if key == "seconds" else 1), "", "not timed"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +39,14 @@ examples:
   fewbits list models --json --config-dir conf
 """
 COLUMNS = ("name", "about", "settings")
+ATLAS = {  # numbers of the atlas, in percent
+    "loss": "loss {:+.3g} %",
+    "error": "gradient error {:.3g} %",
+    "bias": "its bias {:.3g} %",
+    "noise": "its noise {:.3g} %",
+    "trained": "loss by training {:+.3g} %",
+    "tokens": "extra tokens {:+.3g} %",
+}
 GEMMS = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
 
 
@@ -184,21 +191,18 @@ def _entry(name: str, recipe: Recipe) -> str:
 
 @cache
 def _atlas() -> dict[str, Any]:
-    """Return what docs/atlas says of each recipe; empty where this page is missing, as in an installed wheel."""
-    file = Path(__file__).resolve().parents[3] / "docs" / "atlas" / "atlas.json"
+    """Return what docs/atlas.py has written about each recipe; empty if it has not run."""
+    from fewbits.experiments.config_files import FOLDER
+
+    file = FOLDER / "atlas.json"
     return cast(dict[str, Any], json.loads(file.read_text("utf-8"))["recipes"]) if file.is_file() else {}
 
 
 def _atlas_lines(row: Mapping[str, Any]) -> Iterator[str]:
     for model, values in row.get("measured", {}).items():
-        bits, (loss, error, bias, noise) = (
-            values.get("bits", row["bits"]),
-            (values.get(key, [math.nan])[0] for key in ("loss", "error", "bias", "noise")),
-        )
-        yield (
-            f"atlas, {model}: {bits:.3g} bits, loss {loss:+.3g} %, gradient error {error:.3g} % "
-            f"(bias {bias:.3g} %, noise {noise:.3g} %)"
-        )
+        parts = [f"{values.get('bits', row['bits']):.3g} bits"]
+        parts += [text.format(values[key][0]) for key, text in ATLAS.items() if key in values]
+        yield f"atlas, {model}: {', '.join(parts)}"
     if row.get("measured"):
         yield f"atlas, product time: {row['H100']:.2f} of BF16's on H100, {row['B200']:.2f} on B200"
 
