@@ -191,7 +191,7 @@ def add(recipes: Mapping[str, dict[str, Any]], models: dict[str, str], results: 
 def percent(numbers: Sequence[float]) -> list[float | None]:
     """Return the mean over seeds in percent, and half of its interval."""
     of_seeds = summary(numbers, LEVEL)
-    return [100 * of_seeds.mean, of_seeds.interval and 100 * of_seeds.interval.half]
+    return [100 * of_seeds.mean, 100 * of_seeds.interval.half if of_seeds.interval else None]
 
 
 def add_probes(recipes: Mapping[str, dict[str, Any]], model: str, found: Rows) -> None:
