@@ -114,7 +114,7 @@ def test_the_table_has_means_with_intervals_and_reasons(script: Any, monkeypatch
 
 def test_changes_of_the_loss_are_also_extra_tokens_unless_the_slope_is_unknown(script: Any) -> None:
     def table(short: tuple[float, float], change: float) -> dict[str, Any]:
-        recipes = {name: {"measured": {}, "why": {}, "untrained": {}} for name in names("recipe")}
+        recipes: dict[str, Any] = {name: {"measured": {}, "why": {}, "untrained": {}} for name in names("recipe")}
         loss = {"bf16": (2.0, 2.2), "short": short, "nvfp4": (2.0 * (1 + change), 2.2 * (1 + change))}
         rows = [(name, seed, {"validation_loss": pair[seed]}) for name, pair in loss.items() for seed in (0, 1)]
         script.add(recipes, {"nemotron-nano": ""}, results("training", *rows))
