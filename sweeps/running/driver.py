@@ -174,9 +174,10 @@ class Driver:
     def _start_ready(self) -> None:
         """Start ready trials as long as the backend has free resources, those with the largest `_urgency` first."""
         now = time.monotonic()
-        ready = [task for task in self.of(Stage.WAITING) if now >= task.rests_until and self._ready(task)]
-        for task in sorted(ready, key=lambda task: self._urgency[task.planned.id], reverse=True):
+        for task in sorted(self.of(Stage.WAITING), key=lambda task: self._urgency[task.planned.id], reverse=True):
             planned = task.planned
+            if now < task.rests_until or not self._ready(task):
+                continue
             if not self.backend.room(planned.resources):
                 return
             if store.holder(planned.folder):  # a worker of another driver has the trial

@@ -38,11 +38,16 @@ class Display(Progress):
         self._failures: dict[str, Failure] = {}  # by trial id: its last failure that was printed
         self._stopped: set[str] = set()  # ids of trials whose stop by a user was printed
         self._stopping = False  # it was printed that the sweep stops
+        self._due = 0.0  # when to look at the trials' files again, which takes long with many trials
 
     def __call__(self, driver: Driver) -> None:
         self._print_events(driver)
-        if not all(task.ended for task in driver.tasks.values()):  # else `run_sweep` prints the summary next
+        began = time.monotonic()
+        ended = all(task.ended for task in driver.tasks.values())  # then `run_sweep` prints the summary next
+        if not ended and began >= self._due:
             _show(self, driver.plan, trial_statuses(driver.plan), *["stopping at checkpoints"] * driver.stopping)
+            took = time.monotonic() - began
+            self._due = began + (20 * took if took > 0.02 else 0)
 
     def _print_events(self, driver: Driver) -> None:
         """Print a line for each new failure, for each trial that a user stopped, and when the sweep begins to stop."""

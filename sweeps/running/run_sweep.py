@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -135,14 +136,17 @@ def conclude(plan: Plan, drivers: Sequence[Driver], view: View) -> int:
 def _updated(view: View) -> Iterator[None]:
     """Update the view every SYNC seconds while the `with` block runs, in a thread, since MLflow may not answer at once.
 
-    If the block ends without an error, wait up to SYNC_WAIT seconds for an update that still runs.
+    After a slow update, the pause is longer, so that large sweeps leave the processors to their trials. If the block
+    ends without an error, wait up to SYNC_WAIT seconds for an update that still runs.
     """
     ended = threading.Event()
 
     def update() -> None:
-        view.sync()
-        while not ended.wait(SYNC):
+        pause = 0.0
+        while not ended.wait(pause):
+            began = time.monotonic()
             view.sync()
+            pause = max(SYNC, 10 * (time.monotonic() - began))
 
     thread = threading.Thread(target=update, daemon=True)
     thread.start()
