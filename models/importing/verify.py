@@ -90,7 +90,7 @@ def verify(checkpoint: Path, source: Path | None = None) -> Verdict:
     _check_left(tensors, modules, kept, verdict)
     known = {id(part) for parts in modules.values() for part in parts.values()}
     for name, stored in tensors.items():
-        scaled = re.search(r"\.weight_(scale|scale_2|global_scale|scale_inv)$", name)
+        scaled = re.search(r"\._?weight_(scale|scale_2|global_scale|scale_inv|per_tensor_scale)$", name)
         if scaled and id(stored) not in known and not _of_other_format(name[: scaled.start()], tensors):
             verdict.findings.append(Finding(name, "is a scale without a quantized weight"))
     if not modules and kind != "none":
@@ -135,7 +135,10 @@ def survey(checkpoint: Path) -> dict[str, Stored]:
 def _inside(path: Path, folder: Path) -> Path:
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
-    if not path.resolve().is_relative_to(folder.resolve()):
+    allowed = [folder.resolve()]
+    if folder.resolve().parent.name == "snapshots":  # of Hugging Face's cache, whose files are links into `blobs`
+        allowed.append(folder.resolve().parent.parent / "blobs")
+    if not any(path.resolve().is_relative_to(one) for one in allowed):
         raise ValueError(f"{path} is a link to a file outside of the folder: refused")
     return path
 
@@ -205,7 +208,11 @@ def _unchecked(config: Mapping[str, Any], tensors: Mapping[str, Stored]) -> str:
     """Return why the checkpoint's format is not checked; empty if it is."""
     kind, method = _kind(config), config.get("quant_method") or "modelopt"
     name = config.get("format" if method == "compressed-tensors" else "quant_algo") or ""
-    if config and method not in ("compressed-tensors", "modelopt"):
+    if method == "torchao":
+        quantized = config.get("quant_type")
+        default = quantized.get("default") if isinstance(quantized, dict) else None
+        name = default.get("_type") if isinstance(default, dict) else "without a default type"
+    elif config and method not in ("compressed-tensors", "modelopt"):
         return f"the format {kind} is not checked"
     if name and not re.search("FP4|^mixed", str(name), re.IGNORECASE):
         return f"the format {kind} is not checked"
@@ -223,7 +230,8 @@ def _of_other_format(module: str, tensors: Mapping[str, Stored]) -> bool:
 
 
 def _kept(config: Mapping[str, Any]) -> list[str]:
-    listed = config.get("ignore") or config.get("exclude_modules") or []
+    keys = ("ignore", "exclude_modules", "modules_to_not_convert")
+    listed: Any = next((config[key] for key in keys if config.get(key)), [])
     return [pattern for pattern in listed if isinstance(pattern, str)] if isinstance(listed, list) else []
 
 
@@ -270,19 +278,23 @@ def _check_left(
 
 # Modules
 
+_PARTS = (  # the names of scales, of torchao in the second
+    {"weight_scale": "scale", "weight_global_scale": "g", "weight_scale_2": "d"},
+    {"_weight_scale": "scale", "_weight_per_tensor_scale": "d"},
+)
+
 
 def _modules(tensors: Mapping[str, Stored]) -> dict[str, dict[str, Stored]]:
     """Return for each module with a packed weight its parts: codes, scale, and the tensor scale g or d."""
     modules: dict[str, dict[str, Stored]] = {}
     for name, stored in tensors.items():
-        if name.endswith(".weight_packed") and stored.dtype == "U8":
-            modules[name.removesuffix(".weight_packed")] = {"codes": stored}
-        elif name.endswith(".weight") and stored.dtype == "U8":
-            modules[name.removesuffix(".weight")] = {"codes": stored}
-    for module, parts in modules.items():
-        for suffix, part in (("weight_scale", "scale"), ("weight_global_scale", "g"), ("weight_scale_2", "d")):
-            if f"{module}.{suffix}" in tensors:
-                parts[part] = tensors[f"{module}.{suffix}"]
+        module, _, last = name.rpartition(".")
+        if last in ("weight_packed", "weight", "_weight_qdata") and stored.dtype == "U8":
+            torchao = last == "_weight_qdata"
+            modules[module] = {"codes": stored} | ({"torchao": stored} if torchao else {})
+            for suffix, part in _PARTS[torchao].items():
+                if f"{module}.{suffix}" in tensors:
+                    modules[module][part] = tensors[f"{module}.{suffix}"]
     return modules
 
 
@@ -290,13 +302,13 @@ def _check_module(name: str, parts: dict[str, Stored], original: Mapping[str, St
     def found(text: str) -> None:
         verdict.findings.append(Finding(name, text))
 
-    codes, scale = parts["codes"], parts.get("scale")
+    codes, scale, torchao = parts["codes"], parts.get("scale"), "torchao" in parts
     rows, cols = (*codes.shape, 0, 0)[:2]
     cols *= 2
     tensor_scale = {"g", "d"} & parts.keys()
     format_ = "mxfp4" if scale and scale.dtype in ("U8", "F8_E8M0") and not tensor_scale else "nvfp4"
     width, types = (32, ("U8", "F8_E8M0")) if format_ == "mxfp4" else (16, ("F8_E4M3",))
-    shape, padded = (rows, cols // width), (-(-rows // 128) * 128, -(-cols // width // 4) * 4)
+    swizzled, shape, padded = False, (rows, cols // width), (-(-rows // 128) * 128, -(-cols // width // 4) * 4)
     verdict.rows.append((name, format_, f"{rows} × {cols}", None))
     if len(codes.shape) != 2 or cols % width or not cols * rows:
         found(f"has packed codes of shape {list(codes.shape)}: expected are two sizes, with whole blocks of {width}")
@@ -304,19 +316,20 @@ def _check_module(name: str, parts: dict[str, Stored], original: Mapping[str, St
         found("has packed codes but no weight_scale")
     elif scale.dtype not in types:
         found(f"has block scales of type {scale.dtype}: expected is {types[0]}")
-    elif scale.shape != shape:
+    elif scale.shape != shape and not (swizzled := torchao and math.prod(scale.shape) == math.prod(padded)):
         hint = ", the size of swizzled and padded scales" if math.prod(scale.shape) == math.prod(padded) else ""
         found(f"has scales of shape {list(scale.shape)}{hint}: expected {list(shape)} for codes of {rows} × {cols}")
-    elif format_ == "nvfp4" and not tensor_scale:
+    elif format_ == "nvfp4" and not tensor_scale and not torchao:
         found("has no tensor scale (weight_global_scale or weight_scale_2)")
-    elif d := _tensor_scale(parts, found) if format_ == "nvfp4" else 1.0:
-        largest = _check_scales(scale, format_, found) * 6 * d
+    elif d := _tensor_scale(parts, found) if tensor_scale else 1.0:
+        largest = _check_scales(scale, format_, found, math.prod(scale.shape) - math.prod(shape)) * 6 * d
         if not 1e-7 < largest < 1e4 and 1e-7 < largest / d**2 < 1e4:
             found(f"has a tensor scale that looks inverted: the largest weight would be {largest:.3g}")
         source = original.get(f"{name}.weight")
         if source is not None and source.dtype in _TORCH and source.shape == (rows, cols):
-            error = _against(codes, scale, d, format_, source, found)
-            verdict.rows[-1] = (name, format_, f"{rows} × {cols}", error)
+            if not swizzled or padded == shape:
+                error = _against(parts, shape, swizzled, d, format_, source, found)
+                verdict.rows[-1] = (name, format_, f"{rows} × {cols}", error)
         elif original:
             found(f"has no weight of {rows} × {cols} in the source")
 
@@ -335,22 +348,22 @@ def _tensor_scale(parts: Mapping[str, Stored], found: Any) -> float | None:
     return 1 / value if kind == "g" else value
 
 
-def _check_scales(scale: Stored, format_: str, found: Any) -> float:
-    """Check the values of block scales, and return the largest."""
+def _check_scales(scale: Stored, format_: str, found: Any, padding: int) -> float:
+    """Check the values of block scales, of which `padding` are zeros that no block has, and return the largest."""
     size, values = math.prod(scale.shape), _scale_values(format_)
     counts = torch.zeros(256, dtype=torch.long)
     for first in range(0, size, PART):
         counts += torch.bincount(scale.read(first, first + PART).view(torch.uint8), minlength=256)
-    nan, zero = int(counts[values.isnan()].sum()), int(counts[values == 0].sum())
+    nan, zero = int(counts[values.isnan()].sum()), int(counts[values == 0].sum()) - padding
     negative = int(counts[0x80:].sum()) if format_ == "nvfp4" else 0
     if negative:
         found(f"has {negative} negative block scales")
     if nan:
         found(f"has {nan} block scales that are NaN")
-    if zero == size:
+    if zero == size - padding:
         found("has only zero block scales")
-    elif zero:
-        found(f"has {zero} of {size} block scales 0, which loses these blocks")
+    elif zero > 0:
+        found(f"has {zero} of {size - padding} block scales 0, which loses these blocks")
     return float(values[counts > 0].nan_to_num(0).max())
 
 
@@ -359,11 +372,22 @@ def _scale_values(format_: str) -> Tensor:
     return values_of(torch.arange(256), TABLE["e8m0" if format_ == "mxfp4" else "e4m3"])
 
 
-def _against(codes: Stored, scale: Stored, d: float, format_: str, source: Stored, found: Any) -> float:
+def _against(
+    parts: Mapping[str, Stored],
+    shape: tuple[int, int],
+    swizzled: bool,
+    d: float,
+    format_: str,
+    source: Stored,
+    found: Any,
+) -> float:
     """Return the relative error against the source; if it is too large, name the known mistake that explains it."""
     width, limit = (32, MXFP4_ERROR) if format_ == "mxfp4" else (16, NVFP4_ERROR)
-    rows, across = scale.shape
+    codes, scale, (rows, across) = parts["codes"], parts["scale"], shape
     tile = 128 * across  # scales that swizzling permutes among themselves
+    blocked: Any = {}
+    if rows % 128 == 0 and across % 4 == 0 and tile <= PART:
+        blocked = {"step": tile, "order": swizzle(128, across, torch.device("cpu")).flatten()}
     table, pairs = (
         _scale_values(format_),
         values_of(torch.arange(256)[:, None] >> torch.tensor([0, 4]) & 15, TABLE["e2m1"]),
@@ -383,19 +407,15 @@ def _against(codes: Stored, scale: Stored, d: float, format_: str, source: Store
             difference += float(wrong.norm()) ** 2
         return math.sqrt(difference / total) if total else float(difference > 0)
 
-    measured = error(d)
+    stored = blocked if swizzled else {}
+    measured = error(d, **stored)
     if measured <= limit:
         return measured
-    if error(1 / d) <= limit:
+    if error(1 / d, **stored) <= limit:
         reason = "the tensor scale is inverted"
-    elif error(d, swapped=True) <= limit:
+    elif error(d, swapped=True, **stored) <= limit:
         reason = "the nibbles of each byte are swapped"
-    elif (
-        rows % 128 == 0
-        and across % 4 == 0
-        and tile <= PART
-        and error(d, step=tile, order=swizzle(128, across, torch.device("cpu")).flatten()) <= limit
-    ):
+    elif blocked and not swizzled and error(d, **blocked) <= limit:
         reason = "the block scales are swizzled"
     else:
         reason = "no known mistake explains it"

@@ -14,9 +14,8 @@ examples:
   fewbits verify my-model-nvfp4                        a folder, or one safetensors file
   fewbits verify my-model-nvfp4 --source my-model      also the error of each weight against the BF16 weights
 
-It reads NVFP4 and MXFP4 as compressed-tensors and ModelOpt store them. The exit status is 0 for a healthy checkpoint,
-1 for one with findings, and 2 for a file that is refused or a format
-that is not checked."""
+It reads NVFP4 and MXFP4 as compressed-tensors, ModelOpt and torchao store them. The exit status is 0 for a healthy
+checkpoint, 1 for one with findings, and 2 for a file that is refused or a format that is not checked."""
 
 
 def main(argv: Sequence[str]) -> int:

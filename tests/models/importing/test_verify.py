@@ -28,11 +28,17 @@ SUFFIXES = {
     "compressed-tensors-nvfp4": {"codes": "weight_packed", "scales": "weight_scale", "tensor": "weight_global_scale"},
     "compressed-tensors-mxfp4": {"codes": "weight_packed", "scales": "weight_scale"},
     "modelopt-nvfp4": {"codes": "weight", "scales": "weight_scale", "tensor": "weight_scale_2"},
+    "torchao-nvfp4": {"codes": "_weight_qdata", "scales": "_weight_scale", "tensor": "_weight_per_tensor_scale"},
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "compressed-tensors-nvfp4": {"quant_method": "compressed-tensors", "ignore": ["re:.*lm_head"]},
     "compressed-tensors-mxfp4": {"quant_method": "compressed-tensors", "ignore": ["lm_head"]},
     "modelopt-nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_*"]},
+    "torchao-nvfp4": {
+        "quant_method": "torchao",
+        "quant_type": {"default": {"_type": "NVFP4WeightOnlyConfig"}},
+        "modules_to_not_convert": ["lm_head"],
+    },
 }
 
 
@@ -73,6 +79,34 @@ def test_a_healthy_checkpoint_passes(name: str, tmp_path: Path, capsys: pytest.C
     assert (verdict["healthy"], verdict["findings"]) == (True, [])
     assert [row[0] for row in verdict["rows"]] == list(NAMES)
     assert all(0.05 < row[3] < 0.15 for row in verdict["rows"])
+
+
+def test_swizzled_scales_of_torchao_are_healthy_and_inverted_ones_are_found(tmp_path: Path) -> None:
+    source, tensors = write(tmp_path / "source", weights(), {}), packed("torchao-nvfp4", weights())
+    for name in NAMES:
+        tensors[f"{name}._weight_scale"] = swizzled(tensors[f"{name}._weight_scale"]).view(32, -1)
+    verdict = verify.verify(write(tmp_path / "packed", tensors, CONFIGS["torchao-nvfp4"]), source)
+    assert not verdict.findings
+    assert all(row[3] and 0.05 < row[3] < 0.15 for row in verdict.rows)
+    tensors[f"{DOWN}._weight_per_tensor_scale"] = 1 / tensors[f"{DOWN}._weight_per_tensor_scale"]
+    verdict = verify.verify(write(tmp_path / "packed", tensors, CONFIGS["torchao-nvfp4"]), source)
+    assert {finding.name for finding in verdict.findings} == {DOWN}
+    assert any("inverted" in finding.text for finding in verdict.findings)
+
+
+def test_links_of_a_download_cache_are_followed_into_its_own_blobs_only(tmp_path: Path) -> None:
+    folder = tmp_path / "models--a--b" / "snapshots" / "0123"
+    folder.parent.mkdir(parents=True)
+    write(folder, packed("modelopt-nvfp4", weights()), CONFIGS["modelopt-nvfp4"])
+    (folder.parent.parent / "blobs").mkdir()
+    blob = (folder / "model.safetensors").rename(folder.parent.parent / "blobs" / "4567")
+    (folder / "model.safetensors").symlink_to(blob)
+    assert len(verify.verify(folder).rows) == len(NAMES)
+    blob.rename(tmp_path / "4567")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to(tmp_path / "4567")
+    with pytest.raises(ValueError, match="outside"):
+        verify.verify(folder)
 
 
 DOWN = NAMES[1]
