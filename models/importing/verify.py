@@ -76,6 +76,8 @@ class Verdict:
 
 def verify(checkpoint: Path, source: Path | None = None) -> Verdict:
     """Check a folder with safetensors files, or one file; ValueError if a file is damaged or refused."""
+    if checkpoint.suffix == ".gguf":
+        return _verify_gguf(checkpoint, source)
     tensors, config = survey(checkpoint), _config(checkpoint)
     original = survey(source) if source else {}
     kept, kind = _kept(config), _kind(config)
@@ -278,6 +280,7 @@ def _check_left(
 
 # Modules
 
+_GGUF = {"nvfp4": (36, 4, NVFP4_ERROR), "mxfp4": (17, 1, MXFP4_ERROR)}  # bytes of a block, of its scales, largest error
 _PARTS = (  # the names of scales, of torchao in the second
     {"weight_scale": "scale", "weight_global_scale": "g", "weight_scale_2": "d"},
     {"_weight_scale": "scale", "_weight_per_tensor_scale": "d"},
@@ -350,10 +353,15 @@ def _tensor_scale(parts: Mapping[str, Stored], found: Any) -> float | None:
 
 def _check_scales(scale: Stored, format_: str, found: Any, padding: int) -> float:
     """Check the values of block scales, of which `padding` are zeros that no block has, and return the largest."""
-    size, values = math.prod(scale.shape), _scale_values(format_)
     counts = torch.zeros(256, dtype=torch.long)
-    for first in range(0, size, PART):
+    for first in range(0, math.prod(scale.shape), PART):
         counts += torch.bincount(scale.read(first, first + PART).view(torch.uint8), minlength=256)
+    return _check_counts(counts, format_, found, padding)
+
+
+def _check_counts(counts: Tensor, format_: str, found: Any, padding: int = 0) -> float:
+    """Check how often each byte is a block scale, and return the largest scale."""
+    size, values = int(counts.sum()), _scale_values(format_)
     nan, zero = int(counts[values.isnan()].sum()), int(counts[values == 0].sum()) - padding
     negative = int(counts[0x80:].sum()) if format_ == "nvfp4" else 0
     if negative:
@@ -370,6 +378,48 @@ def _check_scales(scale: Stored, format_: str, found: Any, padding: int) -> floa
 def _scale_values(format_: str) -> Tensor:
     """Return the value of each byte that stores a block scale."""
     return values_of(torch.arange(256), TABLE["e8m0" if format_ == "mxfp4" else "e4m3"])
+
+
+def _verify_gguf(checkpoint: Path, source: Path | None) -> Verdict:
+    """Check the weights in NVFP4 and MXFP4 of a GGUF file. source: a GGUF file with the same names."""
+    from fewbits.models.importing.gguf import GgufFile
+
+    if source is not None and source.suffix != ".gguf":
+        raise ValueError(f"{source}: the source of a GGUF file is a GGUF file, which has the same names of tensors")
+    file, original = GgufFile.open(checkpoint), GgufFile.open(source) if source else None
+    verdict = Verdict("GGUF")
+    for name, tensor in file.tensors.items():
+        format_, module = tensor.tensor_type.name.lower(), name.removesuffix(".weight")
+        if format_ not in _GGUF:
+            continue
+
+        def found(text: str, name: str = name) -> None:
+            verdict.findings.append(Finding(name, text))
+
+        size, several, limit = _GGUF[format_]
+        shape, counts = file.shape(name), torch.zeros(256, dtype=torch.long)
+        data = tensor.data.reshape(-1, size)
+        for first in range(0, len(data), PART // 16):
+            scales = np.ascontiguousarray(data[first : first + PART // 16, :several])
+            counts += torch.bincount(torch.from_numpy(scales).flatten(), minlength=256)
+        factor = file.tensors.get(f"{module}.scale")
+        d = 1.0 if factor is None else float(factor.data.flat[0]) if factor.data.size == 1 else math.nan
+        if not (math.isfinite(d) and d > 0):
+            found(f"has the tensor scale {d:g}: one finite number > 0 is expected")
+        elif not 1e-7 < (largest := _check_counts(counts, format_, found) * 6 * d) < 1e4:
+            found(f"has a tensor scale that looks inverted: the largest weight would be {largest:.3g}")
+        error = None
+        if original is not None and name in original.tensors and original.shape(name) == shape:
+            want = original.read(name)
+            error = float((file.read(name) - want).norm() / want.norm().clamp_min(1e-30))
+            if not error <= limit:
+                found(f"has a relative error of {error:.3g} against the source, above {limit}")
+        elif original is not None:
+            found(f"has no weight of {' × '.join(map(str, shape))} in the source")
+        verdict.rows.append((name, format_, " × ".join(map(str, shape)), error))
+    if not verdict.rows:
+        raise ValueError(f"{checkpoint} has no weight in NVFP4 or MXFP4, and others are not checked")
+    return verdict
 
 
 def _against(

@@ -14,13 +14,13 @@ examples:
   fewbits verify my-model-nvfp4                        a folder, or one safetensors file
   fewbits verify my-model-nvfp4 --source my-model      also the error of each weight against the BF16 weights
 
-It reads NVFP4 and MXFP4 as compressed-tensors, ModelOpt and torchao store them. The exit status is 0 for a healthy
-checkpoint, 1 for one with findings, and 2 for a file that is refused or a format that is not checked."""
+It reads NVFP4 and MXFP4 as compressed-tensors, ModelOpt, torchao and GGUF store them. The exit status is 0 for a
+healthy checkpoint, 1 for one with findings, and 2 for a file that is refused or a format that is not checked."""
 
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits verify", __doc__, EXAMPLES)
-    parser.add_argument("checkpoint", type=Path, help="a folder with safetensors files, or one file")
+    parser.add_argument("checkpoint", type=Path, help="a folder with safetensors files, or one file, also GGUF")
     parser.add_argument("--source", type=Path, help="the model before quantization, with the same tensor names")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)

@@ -8,18 +8,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType, quants
 from safetensors.torch import save_file
 from torch import Tensor
 
 from fewbits import cli
 from fewbits.kernels.conformance import stored
 from fewbits.kernels.dialects import DIALECTS, evaluate
+from fewbits.kernels.packed import encode
 from fewbits.kernels.packing import swizzle
+from fewbits.kernels.quantizer import Quantizer
 from fewbits.models.importing import verify
+from fewbits.models.importing.gguf import _blocks
 from fewbits.models.importing.verify import _matches
 from tests.kernels.inputs import generator
+from tests.models.importing.gguf_writer import write_gguf
 
 Tensors = dict[str, Tensor]
 ROWS, COLS = 128, 128
@@ -107,6 +113,39 @@ def test_links_of_a_download_cache_are_followed_into_its_own_blobs_only(tmp_path
     (folder / "model.safetensors").symlink_to(tmp_path / "4567")
     with pytest.raises(ValueError, match="outside"):
         verify.verify(folder)
+
+
+@pytest.mark.parametrize("kind", ["NVFP4", "MXFP4"])
+def test_gguf_files_are_checked(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quantization = GGMLQuantizationType[kind]
+    weight = torch.randn(ROWS, COLS, generator=generator(1)).numpy()
+    scale = np.ones(1, np.float32)
+    if kind == "NVFP4":  # which the package only decodes
+        stored = encode(torch.from_numpy(weight), Quantizer.parse("e2m1:1x16:nvfp4"))
+        assert stored.group_scales is not None
+        codes, scale = _blocks("w", stored)[0].numpy(), stored.group_scales.numpy()
+    else:
+        codes = quants.quantize(weight, quantization)
+    plain = {"w.weight": (GGMLQuantizationType.F32.value, weight.shape, weight.tobytes())}
+    source = write_gguf(tmp_path / "source.gguf", {}, plain)
+    file = tmp_path / "packed.gguf"
+
+    def verdict() -> str:
+        tensors = {"w.weight": (quantization.value, weight.shape, codes.tobytes())}
+        write_gguf(file, {}, tensors | {"w.scale": (GGMLQuantizationType.F32.value, scale.shape, scale.tobytes())})
+        status = cli.main(["verify", str(file), "--source", str(source)])
+        output = capsys.readouterr().out
+        assert status == (0 if "healthy" in output else 1)
+        return output
+
+    assert "healthy" in verdict()
+    healthy, healthy_scale, codes = codes, scale, codes.copy()
+    codes[3, 0] = 0 if kind == "NVFP4" else 255
+    assert ("block scales 0" if kind == "NVFP4" else "NaN") in verdict()
+    codes, scale = healthy, np.full(1, 1e-12, np.float32)
+    assert "inverted" in verdict()
+    codes, scale = np.roll(healthy, 1, 0), healthy_scale
+    assert "against the source" in verdict()
 
 
 DOWN = NAMES[1]
