@@ -192,6 +192,8 @@ CASES: Final[tuple[Case, ...]] = (
     quantize("e2m1:1x16:nvfp4", axis=0),
     *map(quantize, ("e2m1:16x16:nvfp4", "e2m1:1x16:nvfp4:stochastic", "e2m1:1x16:fouroversix")),
     quantize("e2m1:1x16:fouroversix", axis=0),
+    *map(quantize, ("e2m1:1x16:nvfp4:group=row", "e2m1:1x16:nvfp4:group=128", "e2m1:1x16:nvfp4:factor=16/17")),
+    *map(quantize, ("e2m1:1x16:fouroversix:select=mae", "e2m1:1x16:fouroversix:select=mse:target=256")),
     *map(quantize, ("e2m1:16x16:fouroversix", "e2m1:1x16:fouroversix:stochastic", "e2m1:1x16:nvfp4:rht16")),
     quantize("e2m1:1x16:nvfp4:rht16", axis=0),
     quantize("e2m1:1x16:nvfp4:stochastic:rht16"),
