@@ -56,31 +56,32 @@ def check_randomness(function: Rounding, *, seed: int = 0) -> list[Check]:
     used = (exact > low) & (exact < high)
     used &= x.abs() > x.abs().max() / 64  # the results show all neighbours of these, up to 8 bits of mantissa
     share = (exact - low) / (high - low)
-    ups = draws.double() == high
     strange = torch.cat([draws, others]).double()
+    errors = (strange == high).double() - share  # of both ranks
     strange = (used & (strange != low) & (strange != high)) | ((exact == high) & (strange != high))
     between = float(used.double().mean())
     spread = (share * (1 - share)).clamp(min=1e-12).sqrt()
-    u = torch.where(used, (ups.double() - share) / spread, 0.0)
     checks = [
         Check("neighbours", float(strange.sum()), not bool(strange.any()), "results that are no neighbour of x"),
         Check("between neighbours", between, between > 0.5, "share of elements that can be checked, at least 0.5"),
-        _z("bias", *_total(ups.double() - share, spread, used), "mean of results minus x"),
+        _z("bias", *_total(errors, spread, used), "mean of results minus x"),
         _z(
             "bias away from zero",
-            *_total((ups.double() - share) * exact.sign(), spread, used),
+            *_total(errors * exact.sign(), spread, used),
             "the same, by sign of x",
         ),
     ]
     for least, most in itertools.pairwise((0, 0.02, 0.1, 0.4, 0.6, 0.9, 0.98, 1)):
         part = used & (share >= least) & (share < most)
-        total = _total(ups.double() - share, spread, part)
+        total = _total(errors, spread, part)
         checks.append(_z(f"bias at {least:g} to {most:g}", *total, "between the neighbours, of the way up"))
     moderate = used & (share > 0.1) & (share < 0.9)  # whose u is at most 3, so sums of a few thousand are normal
-    stream, other = torch.where(moderate, u, 0), (others.double() == high).double() - share
+    stream = torch.where(moderate, errors[:STEPS] / spread, 0)
+    other = torch.where(moderate, errors[STEPS:] / spread, 0)
     checks += [
         _correlation("stream", stream, stream, moderate),
-        _correlation("ranks", stream, torch.where(moderate, other / spread, 0), moderate),
+        _correlation("stream of rank 1", other, other, moderate),
+        _correlation("ranks", stream, other, moderate),
     ]
     return checks
 

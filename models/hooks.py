@@ -184,6 +184,8 @@ def averis(x: Tensor, rest: Rest) -> Tensor:
 @hook("occ")
 def occ(x: Tensor, rest: Rest, *, quantile: float = 0.99) -> Tensor:
     """Quantize x clamped to two quantiles, and add what is clamped in high precision (arXiv 2501.17116, eq. 9)."""
+    if not 0.5 < quantile < 1:
+        raise ValueError(f"occ: quantile={quantile} is not between 0.5 and 1")
     flat = x.float().flatten()
     if not flat.numel():
         return rest.quantize(x)

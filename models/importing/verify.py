@@ -13,7 +13,7 @@ import math
 import re
 import reprlib
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,13 @@ def verify(checkpoint: Path, source: Path | None = None) -> Verdict:
             verdict.findings.append(Finding(name, "is quantized, but the config keeps it in high precision"))
         _check_module(name, parts, original, verdict)
     _check_left(tensors, modules, kept, verdict)
+    for name, stored in tensors.items():
+        size = math.prod(stored.shape)
+        if stored.dtype in _TORCH and 0 < size <= PART and not stored.read(0, size).isfinite().all():
+            verdict.findings.append(Finding(name, "has infinite values or NaN"))
+    for name in original.keys() - tensors.keys():
+        if name.removesuffix(".weight") not in modules and name != "lm_head.weight":  # which may be tied
+            verdict.findings.append(Finding(name, "is in the source, but not here"))
     known = {id(part) for parts in modules.values() for part in parts.values()}
     for name, stored in tensors.items():
         scaled = re.search(r"\._?weight_(scale|scale_2|global_scale|scale_inv|per_tensor_scale)$", name)
@@ -253,7 +260,7 @@ def _matches(name: str, pattern: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _choices(pattern: str) -> tuple[int, int]:
     """Bound the ways to match an expression: (repetitions whose lengths are free, factor of all other choices)."""
-    if len(pattern) > 2000:
+    if len(pattern) > 2000 or re.search(r"\(\?[a-zA-Z(]", pattern):  # flags, for example, change what the rest means
         return 0, CHOICES + 1
     text = re.sub(r"\[\^?\]?[^]]*\]", "x", re.sub(r"(?s)\\.", "x", pattern)).replace("(?", "(")
     if re.search(r"\)[*+{]", text):
@@ -325,12 +332,13 @@ def _check_module(name: str, parts: dict[str, Stored], original: Mapping[str, St
     elif format_ == "nvfp4" and not tensor_scale and not torchao:
         found("has no tensor scale (weight_global_scale or weight_scale_2)")
     elif d := _tensor_scale(parts, found) if tensor_scale else 1.0:
-        largest = _check_scales(scale, format_, found, math.prod(scale.shape) - math.prod(shape)) * 6 * d
+        lost = None if swizzled else functools.partial(_lost, codes, scale, width)
+        largest = _check_scales(scale, format_, found, math.prod(scale.shape) - math.prod(shape), lost) * 6 * d
         if not 1e-7 < largest < 1e4 and 1e-7 < largest / d**2 < 1e4:
             found(f"has a tensor scale that looks inverted: the largest weight would be {largest:.3g}")
         source = original.get(f"{name}.weight")
         if source is not None and source.dtype in _TORCH and source.shape == (rows, cols):
-            if not swizzled or padded == shape:
+            if not swizzled or rows * cols // width <= 4 * PART:
                 error = _against(parts, shape, swizzled, d, format_, source, found)
                 verdict.rows[-1] = (name, format_, f"{rows} × {cols}", error)
         elif original:
@@ -351,15 +359,30 @@ def _tensor_scale(parts: Mapping[str, Stored], found: Any) -> float | None:
     return 1 / value if kind == "g" else value
 
 
-def _check_scales(scale: Stored, format_: str, found: Any, padding: int) -> float:
-    """Check the values of block scales, of which `padding` are zeros that no block has, and return the largest."""
+def _lost(codes: Stored, scale: Stored, width: int) -> int:
+    """Return the number of blocks whose scale is zero, but whose codes are not."""
+    lost, step = 0, PART // width
+    for first in range(0, math.prod(scale.shape), step):
+        zero = (scale.read(first, first + step).view(torch.uint8) & 0x7F) == 0
+        some = (codes.read(first * width // 2, (first + step) * width // 2).view(-1, width // 2) & 0x77).any(1)
+        lost += int((zero & some).sum())
+    return lost
+
+
+def _check_scales(scale: Stored, format_: str, found: Any, padding: int, lost: Callable[[], int] | None) -> float:
+    """Check the values of block scales, of which `padding` are zeros that no block has, and return the largest.
+
+    lost: counts the zeros that are wrong; otherwise all are.
+    """
     counts = torch.zeros(256, dtype=torch.long)
     for first in range(0, math.prod(scale.shape), PART):
         counts += torch.bincount(scale.read(first, first + PART).view(torch.uint8), minlength=256)
-    return _check_counts(counts, format_, found, padding)
+    return _check_counts(counts, format_, found, padding, lost)
 
 
-def _check_counts(counts: Tensor, format_: str, found: Any, padding: int = 0) -> float:
+def _check_counts(
+    counts: Tensor, format_: str, found: Any, padding: int = 0, lost: Callable[[], int] | None = None
+) -> float:
     """Check how often each byte is a block scale, and return the largest scale."""
     size, values = int(counts.sum()), _scale_values(format_)
     nan, zero = int(counts[values.isnan()].sum()), int(counts[values == 0].sum()) - padding
@@ -370,7 +393,7 @@ def _check_counts(counts: Tensor, format_: str, found: Any, padding: int = 0) ->
         found(f"has {nan} block scales that are NaN")
     if zero == size - padding:
         found("has only zero block scales")
-    elif zero > 0:
+    elif zero > 0 and (zero := lost() if lost and format_ == "nvfp4" else zero):
         found(f"has {zero} of {size - padding} block scales 0, which loses these blocks")
     return float(values[counts > 0].nan_to_num(0).max())
 
@@ -436,6 +459,11 @@ def _against(
     codes, scale, (rows, across) = parts["codes"], parts["scale"], shape
     tile = 128 * across  # scales that swizzling permutes among themselves
     blocked: Any = {}
+    bytes_of: Callable[[int, int], Tensor] = lambda first, last: scale.read(first, last).view(torch.uint8)  # noqa: E731
+    if swizzled:
+        order = swizzle(rows, across, torch.device("cpu")).flatten()
+        rowwise = bytes_of(0, math.prod(scale.shape))[order]
+        bytes_of = lambda first, last: rowwise[first:last]  # noqa: E731
     if rows % 128 == 0 and across % 4 == 0 and tile <= PART:
         blocked = {"step": tile, "order": swizzle(128, across, torch.device("cpu")).flatten()}
     table, pairs = (
@@ -447,7 +475,7 @@ def _against(
         total = difference = 0.0
         for first in range(0, rows * across, step):
             last = first + step
-            scales = table.index_select(0, scale.read(first, last).view(torch.uint8).int())
+            scales = table.index_select(0, bytes_of(first, last).int())
             scales = scales if order is None else scales[order]
             packed = codes.read(first * width // 2, last * width // 2).int()
             q = (pairs.flip(1) if swapped else pairs).index_select(0, packed)
@@ -457,13 +485,12 @@ def _against(
             difference += float(wrong.norm()) ** 2
         return math.sqrt(difference / total) if total else float(difference > 0)
 
-    stored = blocked if swizzled else {}
-    measured = error(d, **stored)
+    measured = error(d)
     if measured <= limit:
         return measured
-    if error(1 / d, **stored) <= limit:
+    if error(1 / d) <= limit:
         reason = "the tensor scale is inverted"
-    elif error(d, swapped=True, **stored) <= limit:
+    elif error(d, swapped=True) <= limit:
         reason = "the nibbles of each byte are swapped"
     elif blocked and not swizzled and error(d, **blocked) <= limit:
         reason = "the block scales are swizzled"

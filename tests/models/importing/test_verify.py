@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -94,6 +95,21 @@ def test_swizzled_scales_of_torchao_are_healthy_and_inverted_ones_are_found(tmp_
     verdict = verify.verify(write(tmp_path / "packed", tensors, CONFIGS["torchao-nvfp4"]), source)
     assert not verdict.findings
     assert all(row[3] and 0.05 < row[3] < 0.15 for row in verdict.rows)
+    ragged = {"down.weight": torch.randn(130, 80, generator=generator(3))}
+    parts = stored(evaluate(ragged["down.weight"], DIALECTS["torchao-nvfp4"]), DIALECTS["torchao-nvfp4"], (130, 80))
+    scales = torch.zeros(2 * 2 * 512, dtype=torch.uint8)
+    scales[swizzle(130, 5, scales.device)] = parts["scales"].view(torch.uint8)
+    padded = {
+        "down._weight_qdata": parts["codes"],
+        "down._weight_scale": scales.view(64, 32).view(torch.float8_e4m3fn),
+        "down._weight_per_tensor_scale": parts["tensor"],
+    }
+    verdict = verify.verify(
+        write(tmp_path / "ragged", padded, CONFIGS["torchao-nvfp4"]), write(tmp_path / "wide", ragged, {})
+    )
+    assert not verdict.findings
+    assert verdict.rows[0][3]
+    assert 0.05 < verdict.rows[0][3] < 0.15
     tensors[f"{DOWN}._weight_per_tensor_scale"] = 1 / tensors[f"{DOWN}._weight_per_tensor_scale"]
     verdict = verify.verify(write(tmp_path / "packed", tensors, CONFIGS["torchao-nvfp4"]), source)
     assert {finding.name for finding in verdict.findings} == {DOWN}
@@ -150,6 +166,11 @@ def test_gguf_files_are_checked(kind: str, tmp_path: Path, capsys: pytest.Captur
 
 DOWN = NAMES[1]
 DEFECTS: dict[str, tuple[Callable[[Tensors], object], str]] = {
+    "missing layer": (
+        lambda t: [t.pop(f"{DOWN}.{suffix}") for suffix in SUFFIXES["compressed-tensors-nvfp4"].values()],
+        "is in the source, but not here",
+    ),
+    "NaN in another tensor": (lambda t: t["lm_head.weight"].fill_(math.nan), "has infinite values or NaN"),
     "missing scale": (lambda t: t.pop(f"{DOWN}.weight_scale"), "no weight_scale"),
     "missing tensor scale": (lambda t: t.pop(f"{DOWN}.weight_global_scale"), "no tensor scale"),
     "zero tensor scale": (lambda t: t[f"{DOWN}.weight_global_scale"].zero_(), "tensor scale 0"),
