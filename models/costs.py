@@ -9,12 +9,14 @@ from fewbits.kernels.quantizer import Mixture, Quantizer
 from fewbits.kernels.scaled_products import FORMS, GPUS
 from fewbits.models.chain import Chain, Spec
 from fewbits.models.execution import form_of_slot
+from fewbits.models.hooks import HookStage
 from fewbits.models.recipe import GEMMS, Operands
 
 if TYPE_CHECKING:
     from fewbits.models.quantize import Quantization
 
 HIGH_BITS = 16.0
+HOOK_BITS = {"quest": 4.0, "quest-mxfp4": 4.25}  # hooks that quantize: bits per element with their default settings
 # The dense peak rates of products on Hopper and Blackwell data-center GPUs, as multiples of that of BF16 products.
 RATES = {"fp8": 2.0, "mxfp8": 2.0, "nvfp4": 4.0}
 
@@ -23,11 +25,15 @@ def bits_per_element(spec: Spec | None) -> tuple[float, float]:
     """Return the fewest and the most bits of an element, with its share of its block's scale.
 
     Scales of a whole tensor or vector do not count. Mixtures may have several numbers. A chain has those of its last
-    stage.
+    stage, or of its hook, if this quantizes and the stage after it only rotates.
     """
     if spec is None:
         return HIGH_BITS, HIGH_BITS
     if isinstance(spec, Chain):
+        first = spec.stages[0]
+        if isinstance(first, HookStage) and first.name in HOOK_BITS:
+            bits_of_hook = dict(first.settings).get("bits", HOOK_BITS[first.name])
+            return bits_of_hook, bits_of_hook
         last = spec.stages[-1]
         assert isinstance(last, Quantizer | Mixture)
         return bits_per_element(last)

@@ -131,7 +131,8 @@ def read_gguf(path: Path, name: str) -> Published:
         config = _config(name, file, kind, family)
     except ValueError as error:
         raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
-    tokenizer = path if TOKENS in file.metadata else None
+    beside = path.with_name("tokenizer.json")
+    tokenizer = path if TOKENS in file.metadata else beside if beside.is_file() else None
     return Published(config, family.layout, file, (path,), tokenizer, family.notes)
 
 
