@@ -26,6 +26,7 @@ from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.statistics import extra_tokens, pseudo_values, summary
 from fewbits.analysis.views.html import document
 from fewbits.common.atomic import write_atomically
+from fewbits.common.wording import plural
 from fewbits.experiments.config_files import FOLDER as CONFIG
 from fewbits.experiments.config_files import names
 from fewbits.experiments.environment import commit
@@ -176,7 +177,7 @@ def add(recipes: Mapping[str, dict[str, Any]], models: dict[str, str], results: 
             if "recipe" in place:
                 reads = f"{t.steps} × {t.micro_batch} windows of {t.length} tokens"
                 high = "; weights stay in BF16" if "recipe.fprop.w=high" in member.cell.overrides else ""
-                about[place["model"]] = f"{len(sweep.seeds)} seeds, {reads} each{high}"
+                about[place["model"]] = f"{plural(len(sweep.seeds), 'seed')}, {reads} each{high}"
         trains = sweep.name == "training"
         for model, rows in found.items():
             (add_training if trains else add_probes)(recipes, model, rows)
