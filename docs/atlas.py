@@ -94,7 +94,7 @@ table.sorts td.about { min-width: 30rem; }
 table.sorts td code { overflow-wrap: normal; white-space: nowrap; display: block; }
 .picture img { display: block; width: 100%; min-width: 50rem; }
 .choice label { display: block; }
-@media (max-width: 40rem) { table.sorts tbody th { max-width: 6.5rem; overflow-wrap: anywhere; } }
+@media (max-width: 40rem) { table.sorts tbody th { min-width: 6.5rem; overflow-wrap: anywhere; } }
 """
 
 
