@@ -120,9 +120,14 @@ def eager(case: Case) -> Work | None:
     if case.sampler:
         return partial(sample, draw=DRAWS[case.sampler], bits=BITS, square=SQUARE)
     q = case.quantizer
-    if q is None or len(case.axes) > 1 or case.stats or q.hadamard or q.needs_seed:
+    if q is None or len(case.axes) > 1 or case.stats or q.hadamard or q.needs_seed or _has_options(q):
         return None
     return partial(fake_quantize, q=q, axis=case.axes[0]) if q.scaling in ("none", "amax", "nvfp4") else None
+
+
+def _has_options(q: Quantizer) -> bool:
+    """Tell whether a scaling has options that peers lack."""
+    return (q.group, q.factor, q.target, q.select) != ("tensor", 1.0, None, None)
 
 
 def compiled(case: Case) -> Work | None:
@@ -136,7 +141,7 @@ def compiled(case: Case) -> Work | None:
 
 def torchao(case: Case) -> Work | None:
     q = case.quantizer
-    if q is None or case.axes != (-1,) or case.stats or q.hadamard or q.needs_seed:
+    if q is None or case.axes != (-1,) or case.stats or q.hadamard or q.needs_seed or _has_options(q):
         return None
     if q.scaling in ("e8m0", "mx") and str(q.block) == "1x32":
         mx: Any = import_module("torchao.prototype.mx_formats.mx_tensor")
