@@ -4,7 +4,6 @@ Importing torch's compiler takes longer than importing the rest of torch, and to
 (torch.compiler.disable) imports it at the first call, so `untraced` excludes functions without importing it.
 """
 
-import sys
 from collections.abc import Callable
 from functools import wraps
 from inspect import unwrap
@@ -37,7 +36,7 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def either(*args: P.args, **kwargs: P.kwargs) -> R:
-        return (disabled if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
+        return (disabled if torch.compiler.is_compiling() else function)(*args, **kwargs)  # true in the tracer alone
 
     return either
 
