@@ -95,7 +95,8 @@ def verify(checkpoint: Path, source: Path | None = None) -> Verdict:
         if stored.dtype in _TORCH and 0 < size <= PART and not stored.read(0, size).isfinite().all():
             verdict.findings.append(Finding(name, "has infinite values or NaN"))
     for name in original.keys() - tensors.keys():
-        if name.removesuffix(".weight") not in modules and name != "lm_head.weight":  # which may be tied
+        trained = name.endswith((".weight", ".bias")) and name != "lm_head.weight"  # no buffers; the head may be tied
+        if trained and name.removesuffix(".weight") not in modules:
             verdict.findings.append(Finding(name, "is in the source, but not here"))
     known = {id(part) for parts in modules.values() for part in parts.values()}
     for name, stored in tensors.items():

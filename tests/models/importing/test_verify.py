@@ -79,7 +79,7 @@ def swizzled(scales: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", SUFFIXES)
 def test_a_healthy_checkpoint_passes(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path / "source", weights(), {})
+    write(tmp_path / "source", {**weights(), "rotary.inv_freq": torch.ones(4)}, {})
     folder = write(tmp_path / "packed", packed(name, weights()), CONFIGS[name])
     assert cli.main(["verify", str(folder), "--source", str(tmp_path / "source"), "--json"]) == 0
     verdict = json.loads(capsys.readouterr().out)
