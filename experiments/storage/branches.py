@@ -1,7 +1,7 @@
 """Find the checkpoint from which a branch starts, and check that the branch can start from it.
 
 A branch takes over weights, optimizer state and position in the data from a checkpoint of another trial, its parent. It
-must have the parent's model, the same data in the same order (so the same seed), and the same kind of optimizer;
+must have the parent's model but for dropout, the same data in the same order (so the same seed), and the same kind of optimizer;
 recipe, number of steps and learning rates may differ. An imported checkpoint has read no data and has no optimizer, so
 a branch from it may have any seed, length and optimizer. A branch's identity contains the parent's id and step, not its
 path.
@@ -82,7 +82,7 @@ def _inherited(trial: Trial, trains: bool) -> Iterator[tuple[str, object]]:
     trains: the trial continues the parent's training, with its optimizer state and its order of the data.
     """
     for key, value in asdict(trial.model).items():
-        if key != "name":
+        if key != "name" and not (trains and key == "dropout"):  # dropout has no weights
             yield f"model.{key}", value
     if trains:
         yield "seed", trial.seed  # the order of the data depends on it

@@ -127,6 +127,8 @@ def test_dropout_draws_other_masks_in_each_step_and_micro_batch_and_none_in_eval
     assert all(most > mean for most, mean in zip(metric(dropped, "loss_max"), metric(dropped, "loss"), strict=True))
     assert metric(plain, "loss_max") == metric(plain, "loss")
     assert metric(plain, "validation_loss")[-1] == metric(dropped, "validation_loss")[-1]
+    branch, _ = train(cache, tmp_path / "runs", *asked, "model.dropout=0.3", f"branch.parent={plain.path}")
+    assert all(most > mean for most, mean in zip(metric(branch, "loss_max"), metric(branch, "loss"), strict=True))
 
 
 def test_tables_and_result_say_what_happened(cache: Path, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ SMALL = BETTER_DATA | dict.fromkeys(("M4", "M28"), Outcome.NOT_TESTABLE)
 def test_where_all_is_as_the_paper_says_every_claim_is_reproduced(six: Plan) -> None:
     found = results(six, TRUE)
     assert worlds.differing("mor", found, Outcome.REPRODUCED, **SMALL) == {}
-    assert "Not tested: MMLU" in worlds.verdicts("mor", found, ("M8",))["M8"].reason
+    assert "MMLU of FP32 amax: needs 1 B parameters" in worlds.verdicts("mor", found, ("M8",))["M8"].reason
 
 
 def test_where_nothing_is_as_the_paper_says_no_claim_is(six: Plan) -> None:

@@ -129,7 +129,7 @@ def test_a_trial_takes_as_many_cores_as_it_has_threads_unless_told_otherwise(cac
             for override, problem in (
                 ("optimizer.kind=adam-mini", r"optimizer\.kind 'adam-mini', not 'adamw'"),
                 ("training.length=32", r"training\.length 32, not 64"),
-                ("model.dropout=0.1", r"model\.dropout 0\.1, not 0\.0"),
+                ("model.layers=3", r"model\.layers 3, not 2"),
                 ("data.seed=1", r"not with data=synthetic .*data\.seed=1"),
             )
         ),
