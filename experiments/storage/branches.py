@@ -1,10 +1,10 @@
 """Find the checkpoint from which a branch starts, and check that the branch can start from it.
 
-A branch takes over weights, optimizer state and position in the data from a checkpoint of another trial, its parent. It
-must have the parent's model but for dropout, the same data in the same order (so the same seed), and the same kind of optimizer;
-recipe, number of steps and learning rates may differ. An imported checkpoint has read no data and has no optimizer, so
-a branch from it may have any seed, length and optimizer. A branch's identity contains the parent's id and step, not its
-path.
+A branch takes over weights, optimizer state and position in the data from a checkpoint of another trial, its parent.
+It must have the parent's model, the same data in the same order (so the same seed), and the same kind of optimizer;
+recipe, dropout, number of steps and learning rates may differ. An imported checkpoint has read no data and has no
+optimizer, so a branch from it may have any seed, length and optimizer. A branch's identity contains the parent's id
+and step, not its path.
 """
 
 from __future__ import annotations
