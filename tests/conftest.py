@@ -50,16 +50,13 @@ LONG = (
     "analysis/mor/test_figures.py",
     "experiments/test_training.py",
     "sweeps/planning/test_studies.py",
-    "experiments/test_numerics.py",
     "models/test_quantize.py",
     "commands/test_data.py",
     "analysis/test_other_machine.py",
     "experiments/test_composition.py",
     "experiments/bench/test_bench_train.py",
     "sweeps/planning/test_outline.py",
-    "analysis/report/test_notebooks.py",
     "experiments/test_identity.py",
-    "commands/test_hydra_options.py",
     "experiments/distributed/test_sharding.py",
 )
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from fewbits.commands import list as listing
-from fewbits.experiments.config import load_recipe
 from fewbits.experiments.config_files import names
 from fewbits.kernels.quantizer import Mixture
 from fewbits.models.costs import mean_bits, product_rates
@@ -48,11 +47,6 @@ def test_recipes_are_trained_from_the_trunks_that_are_probed() -> None:
     assert sorted(planned.trial.training.steps for planned in trained) == [2, 4, 4]
     assert not any(planned.trial.is_probe for planned in trained)
     assert {planned.parent for planned in trained} == found["training", "trunk"]
-
-
-def test_recipes_of_scale_pretrained_can_leave_weights_in_high_precision() -> None:
-    (sweep,), _ = load_sweeps(("study=atlas", "scale=pretrained"))
-    assert all(load_recipe(name, {"fprop.w": "high", "dgrad.w": "high"}).operands for name in sweep.axes["recipe"])
 
 
 def test_recipes_are_compared_on_equal_weights_batches_and_seeds() -> None:
@@ -128,13 +122,6 @@ def test_changes_of_the_loss_are_also_extra_tokens_unless_the_slope_is_unknown(s
     assert "more than 100" in table(falling, 0.05)["untrained"]["tokens"]
     assert "slope" in table((2.0 * 1.01, 2.2 * 0.99), 0.005)["untrained"]["tokens"]
     assert "diverges" in table(falling, math.inf)["untrained"]["trained"]
-
-
-def test_labels_of_equal_points_do_not_overlap(script: Any) -> None:
-    points = [(f"a-recipe-of-{i}", 300.0 + i % 3, 200.0 + i) for i in range(48)]
-    boxes = list(script.placed(points).values())
-    assert len(boxes) == 48
-    assert not any(script.overlap(a, b) for i, a in enumerate(boxes) for b in boxes[:i])
 
 
 @pytest.mark.parametrize(("name", "rates"), [("deepseek-v3", {9: 2, 10: 1}), ("mxfp8", {9: 1, 10: 2})])

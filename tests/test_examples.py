@@ -1,4 +1,4 @@
-"""Test that the scripts in examples/ run unchanged, are short, and are listed in examples/README.md."""
+"""Test that the scripts in examples/ run unchanged."""
 
 import math
 import os
@@ -16,18 +16,11 @@ from fewbits.sweeps.planning.store import State
 from tests.forked_python import run_python
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 
 
 def run(name: str, *words: str) -> Any:
     """Run examples/NAME.py's function `main` with these arguments in this process, and return its result."""
     return runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](*words)
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_is_short_and_listed(script: Path) -> None:
-    assert len(script.read_text().splitlines()) <= 60
-    assert f"{script.name}](" in (EXAMPLES / "README.md").read_text()
 
 
 @pytest.mark.parametrize("recipe", ["mor/block", "gaussws"])

@@ -44,23 +44,9 @@ def test_the_label_on_the_claims_own_scale_counts(script: Any) -> None:
     assert row == ("NVFP4 N20", HEADING, "+2 %", "+3 %", 6, "pretrained", "cannot tell")
 
 
-def test_numbers_of_another_scale_have_no_label(script: Any) -> None:
-    one = judged(script, record("cpu-full", "reproduced"))
-    assert (one.label, one.scale, one.leading["shown"]) == ("not run", "cpu-full", "+1 %")
-    assert script.filled("nvfp4", "It costs {N20}.", {"N20": one}) == "It costs +1 % at scale cpu-full (N20: not run)."
-
-
 def test_records_of_other_rules_do_not_count(script: Any) -> None:
     old = record("pretrained", "reproduced")
     del old["claims"]["N20"]["judged_at"]
     one = judged(script, old)
     assert (one.label, one.leading) == ("not run", None)
     assert script.effect_row("nvfp4", one) is None
-
-
-def test_a_sentence_is_left_out_while_a_number_is_missing(script: Any) -> None:
-    known = {"N20": judged(script, record("pretrained", "mixed")), "P5": judged(script)}
-    assert script.filled("nvfp4", "{N20: hybrid} is missing.", known) == ""
-    assert script.filled("nvfp4", "{N20: transformer}, {P5}", known) == ""
-    with pytest.raises(ValueError, match="no comparison"):
-        script.filled("nvfp4", "{N20: no such heading}", known)

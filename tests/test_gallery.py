@@ -55,31 +55,6 @@ def test_the_tables_are_those_of_the_gallery(script: Any) -> None:
     assert len(readme.split()) <= 1200
 
 
-def test_every_published_page_is_small(script: Any) -> None:
-    for file in (ROOT / "docs" / "gallery").glob("*/verdicts.json"):
-        record = json.loads(file.read_text())
-        assert file.parent.name == f"{record['study']}-{record['scale']}"
-        assert file.with_name("index.html").stat().st_size <= script.LARGEST_PAGE
-
-
-def test_a_stored_claim_has_its_numbers_and_controls(script: Any) -> None:
-    claim = script.stored(REPORT, "x")["claims"]["M2"]
-    assert claim["controls"] == {"graded": "passed", "moves": "failed"}
-    (part,) = claim["parts"]
-    assert (part["effect"], part["repeats"], part["status"]) == (0.01, 3, "supported")
-
-
-def test_scales_stand_side_by_side(script: Any) -> None:
-    small = REPORT | {"scale": "smoke", "overrides": ["study=mor", "scale=smoke", "training.steps=1"], "claims": {}}
-    text = script.by_scale([script.stored(small, "x"), script.stored(REPORT, "x")])
-    assert "training.steps=1" in text
-    (row,) = [line for line in text.splitlines() if line.startswith("| M2 |")]
-    _, smoke, cpu, _ = (cell.strip() for cell in row.strip("|").split("|"))
-    assert smoke == "–"
-    assert cpu.startswith("reproduced")
-    assert "1.0" in cpu
-
-
 @pytest.mark.parametrize("change", [{"flags": ["bf16, seed 0: missing"]}, {"notices": ["other sources: missing"]}])
 def test_a_report_with_warnings_is_refused(script: Any, folder: Path, change: dict[str, Any]) -> None:
     (folder / "verdicts.json").write_text(json.dumps(REPORT | change))
@@ -87,24 +62,6 @@ def test_a_report_with_warnings_is_refused(script: Any, folder: Path, change: di
     with pytest.raises(SystemExit, match="missing"):
         script.main([str(folder)])
     assert (script.GALLERY / "index.md").read_text() == before
-
-
-def test_a_large_page_is_refused(script: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(script, "GALLERY", tmp_path / "gallery")
-    script.publish(folder)
-    assert (tmp_path / "gallery" / "mor-cpu" / "index.html").read_text() == "<html>"
-    (folder / "index.html").write_bytes(b" " * (script.LARGEST_PAGE + 1))
-    with pytest.raises(SystemExit, match="bytes"):
-        script.publish(folder)
-
-
-def test_links_to_files_that_are_not_published_are_replaced(script: Any) -> None:
-    item = b'<h4>Table 2 <small class="files"><a href="tables/table-2.csv">CSV</a></small></h4>'
-    foot = b'<footer><p><span class="files">The notebook <a href="mor.ipynb">it</a>.</span></p></footer>'
-    shown = script.for_readers(item + foot)
-    assert shown.startswith(b"<h4>Table 2 </h4>")
-    assert b"ipynb" not in shown
-    assert b'href="results.parquet"' in shown
 
 
 def test_relative_links_of_published_pages_lead_to_files(script: Any) -> None:

@@ -1,4 +1,4 @@
-"""Test the project as a whole: layout, public API, contents of the wheel, make targets, and code in the README."""
+"""Test the project as a whole: layout, public API, contents of the wheel, `make reproduce`, and code in the README."""
 
 import os
 import re
@@ -27,12 +27,6 @@ def test_a_package_is_a_relative_link(package: str) -> None:
     link = ROOT / "src" / "fewbits" / package
     assert os.readlink(link) == f"../../{package}"
     assert link.resolve() == ROOT / package
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_a_package_has_a_readme_and_no_init(package: str) -> None:
-    assert (ROOT / package / "README.md").is_file()
-    assert not list((ROOT / package).rglob("__init__.py"))
 
 
 # The public API
@@ -115,80 +109,6 @@ sys.exit(main(sys.argv[1:]))
 # Make
 
 
-def make(*words: str, cwd: Path = ROOT) -> str:
-    env = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
-    return subprocess.run(["make", *words], cwd=cwd, env=env, capture_output=True, text=True, check=True).stdout
-
-
-def test_make_test_sets_up_in_order_and_runs_every_check() -> None:
-    commands = make("--dry-run", "--always-make", "test", "EXTRAS=", "VENV=.none").replace(".none", ".venv")
-    steps = [
-        "-m venv .venv",
-        "pip install --no-compile --constraint constraints.txt torch",
-        "pip install --no-compile --constraint constraints.txt --editable '.[dev]'",
-        "compileall",
-        "fewbits.kernels.backends.build\n",
-        "ruff check",
-        "ruff format --check",
-        "mypy",
-        "pytest",
-    ]
-    places = [commands.index(step) for step in steps]
-    assert places == sorted(places)
-
-
-def test_setup_runs_again_only_when_what_it_depends_on_has_changed(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    needed = ["pyproject.toml", "constraints.txt", "kernels/backends/build.py", "kernels/csrc/round.h"]
-    stamps = [".venv/.installed", ".venv/.kernels-built"]
-    for second, name in enumerate([*needed, *stamps]):
-        file = tmp_path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
-        os.utime(file, (second, second))
-    assert "python" not in make("--dry-run", "setup", "EXTRAS=", cwd=tmp_path)
-    for name, installs in zip(needed, [True, True, False, False], strict=True):
-        os.utime(tmp_path / name, (100, 100))
-        commands = make("--dry-run", "setup", "EXTRAS=", cwd=tmp_path)
-        assert ("pip install" in commands) == installs
-        assert "fewbits.kernels.backends.build" in commands
-        os.utime(tmp_path / name, (0, 0))
-
-
-def test_setup_installs_extras_once_and_cupy_where_there_is_an_nvidia_driver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "kernels" / "backends").mkdir(parents=True)
-    for name in ("Makefile", "pyproject.toml", "constraints.txt", "kernels/backends/build.py"):
-        shutil.copy(ROOT / name, tmp_path / name)
-        os.utime(tmp_path / name, (0, 0))
-    venv = tmp_path / ".venv"
-    venv.mkdir()
-
-    def installs(*words: str) -> list[str]:
-        return re.findall(r"--editable '(.*)'", make("--dry-run", "setup", *words, cwd=tmp_path))
-
-    def install(extras: str) -> None:
-        (venv / ".extras").write_text(f"{extras}\n")
-        (venv / ".installed").touch()
-
-    assert installs("EXTRAS=") == [".[dev]"]
-    assert installs("EXTRAS=bpe,cuda") == [".[dev,bpe,cuda]"]
-    install("")
-    assert installs("EXTRAS=") == []
-    assert installs("EXTRAS=cuda") == [".[dev,cuda]"]
-    install("cuda")
-    assert installs("EXTRAS=cuda") == installs("EXTRAS=") == []
-    assert installs("EXTRAS=bpe") == [".[dev,bpe,cuda]"]
-    install("")
-    driver = tmp_path / "bin" / "nvidia-smi"
-    driver.parent.mkdir()
-    driver.write_text("#!/bin/sh\n")
-    driver.chmod(0o755)
-    monkeypatch.setenv("PATH", str(driver.parent), prepend=os.pathsep)
-    assert installs() == [".[dev,cuda]"]
-
-
 def reproduced(folder: Path, study: str, swept: int, reported: int, *words: str) -> tuple[int, str, list[list[str]]]:
     """Run `make reproduce-STUDY` with a replacement for `fewbits`, which records its arguments.
 
@@ -212,23 +132,12 @@ def reproduced(folder: Path, study: str, swept: int, reported: int, *words: str)
     return done.returncode, done.stderr, commands_run
 
 
-@pytest.mark.parametrize("status", [0, 1, 2, 130])
-def test_reproducing_a_study_is_one_command_whose_status_is_the_end(tmp_path: Path, status: int) -> None:
-    code, stderr, commands_run = reproduced(tmp_path, "mor", 0, status, "ADDRESS=auto", "OUT=pages")
-    assert bool(code) == bool(status)
-    assert f"Error {status}" in stderr or not status
-    where = ["--runs", "there", "--address", "auto"]
-    assert commands_run == [["report", "study=mor", "scale=smoke", "seeds=[0,1]", *where, "--out", "pages", "--sweep"]]
-
-
 @pytest.mark.parametrize(
     ("swept", "reported", "status", "commands"),
     [
         (0, 0, 0, ["sweep", "bench", "bench", "report"]),
         (1, 1, 1, ["sweep", "bench", "bench", "report"]),  # some trials failed, which the report names
-        (0, 1, 1, ["sweep", "bench", "bench", "report"]),
         (130, 0, 130, ["sweep"]),  # the user interrupted the sweep, and may resume it with the same command
-        (2, 0, 2, ["sweep"]),
     ],
 )
 def test_what_is_timed_too_is_timed_between_the_sweep_and_the_report(
@@ -242,20 +151,7 @@ def test_what_is_timed_too_is_timed_between_the_sweep_and_the_report(
         assert line[1:] == ["study=gaussws", "scale=smoke", "seeds=[0,1]", "--runs", "there"]
 
 
-def test_ci_runs_make_test() -> None:
-    script = ROOT / ".ci" / "run"
-    assert os.access(script, os.X_OK)
-    assert "\nmake test\n" in script.read_text()
-
-
 # README and CONTRIBUTING
-
-
-def test_every_make_target_that_a_page_names_exists() -> None:
-    listed = set(re.findall(r"^  make (\S+)", make(), re.MULTILINE))
-    named = {target for page in PAGES for target in re.findall(r"^make (\S+)|`make ([\w-]+)", page.read_text(), re.M)}
-    targets = {target for pair in named for target in pair if target}
-    assert {"setup", "test"} <= targets <= listed
 
 
 def anchors(page: Path) -> set[str]:

@@ -105,13 +105,6 @@ def test_a_function_that_raises_after_its_first_call_is_not_equal(
     assert all(line.endswith("RuntimeError: no memory") for line in lines[1:])
 
 
-def test_without_a_search_nothing_is_said_about_explanations(mine: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["conform", f"{mine}:other", "--dialect", "te-nvfp4", "--no-explanation"]) == 1
-    output = capsys.readouterr().out
-    assert "differs from te-nvfp4" in output
-    assert "explanation" not in output
-
-
 def test_test_vectors_describe_themselves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "vectors.safetensors"
     assert cli.main(["conform", "--golden", "torchao-mxfp8-rceil", "--out", str(out)]) == 0
@@ -157,16 +150,12 @@ def test_dialects_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["MINE:raising", "--random"], "raised an error at step 0, rank 0: RuntimeError: no kernel"),
         (["MINE:not_finite", "--random"], "fewer than two different finite values"),
-        (["MINE:sparse", "--random"], "layout torch.sparse_coo"),
-        (["MINE:meta", "--random"], "device meta"),
         (["no_such_module:f", "--dialect", "te-nvfp4"], "cannot import no_such_module"),
         (["no-such-file.py:f", "--dialect", "te-nvfp4"], "no such file"),
-        (["quantize", "--dialect", "te-nvfp4"], "is not MODULE:FUNCTION"),
         (["--dialect", "te-nvfp4"], "MODULE:FUNCTION is needed"),
         (["MINE:quantize"], "give exactly one of"),
         (["--golden", "te-nvfp4"], "belong together"),
         (["--golden", "te-nvfp4", "--out", "absent/vectors.safetensors"], "no such folder"),
-        (["--golden", "te-nvfp4", "--out", "."], "is a folder"),
     ],
 )
 def test_wrong_input_is_one_line(words: list[str], message: str, mine: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -211,18 +210,6 @@ prepare.main(sys.argv[1:])
     files = {path.name for path in (tmp_path / "straight").iterdir()}
     assert {path.name for path in out.iterdir()} == files >= {"train.bin", "val.bin", "ood.bin", "meta.json"}
     assert all((out / name).read_bytes() == (tmp_path / "straight" / name).read_bytes() for name in files)
-
-
-def test_a_position_of_another_version_of_the_package_is_found_by_reading(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    shards(source, pages(300), 3)
-    documents = Documents(COLLECTIONS["c4"], source)
-    before = list(islice(documents, 150))
-    position = documents.position()
-    for saved in (position, position | {"datasets": "0.0.1"}, None):
-        resumed = Documents(COLLECTIONS["c4"], source)
-        resumed.resume(saved, 150)
-        assert [*before, *resumed] == pages(300)
 
 
 class Hub:

@@ -36,30 +36,14 @@ def test_cfg_prints_the_composed_config(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(
-    "overrides", [("--config-dir", "mine", "recipe=one"), ("-cd", "mine", "recipe=one"), ("recipe=./two.yaml",)]
-)
-def test_cfg_shows_ones_own_configs(overrides: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = yaml.safe_load(shown(capsys, "--cfg", "job", "-p", "recipe", *overrides))
-    assert recipe["keep"]["last"] == 1
-
-
-def test_options_and_overrides_come_in_any_order(capsys: pytest.CaptureFixture[str]) -> None:
-    texts = {shown(capsys, *argv) for argv in (("--config", "seed=1"), ("seed=1", "--config"))}
-    assert texts == {shown(capsys, "seed=1", "hydra.mode=RUN", "--config")}
-
-
-@pytest.mark.parametrize(
     ("argv", "message"),
     [
         (("--resolve",), "--cfg"),
         (("--cfg", "job", "recipe=nvfp5"), "nvfp4"),
-        (("--cfg", "job", "training.stpes=5"), "steps"),
         (("--config-name", "other"), "--config-name"),
         (("study=mor",), "fewbits sweep study=mor"),
-        (("--config-dir", "nowhere"), "nowhere"),
         (("hydra/launcher=basic",), "runtime.runs=DIR"),
         (("hydra/sweeper=optuna",), "--multirun"),
-        (("hydra.run.dir=x",), "runtime.runs=DIR"),
         (("+hydra.job.mine=1",), "runtime.runs=DIR"),
     ],
 )

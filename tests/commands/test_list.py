@@ -31,28 +31,12 @@ def test_programs_get_every_recipe_with_what_it_is_about(capsys: pytest.CaptureF
     assert all(row["about"] and tuple(row["operands"]) == SLOTS for row in rows)
 
 
-def test_people_get_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes"]) == 0
-    entries = capsys.readouterr().out.rstrip("\n").split("\n\n")
-    assert [lines.splitlines()[0] for lines in entries] == names("recipe")
-
-
 @pytest.mark.parametrize("name", ["bf16", "mor/three-way", "nvfp4", "mxfp8"])
 def test_operands_are_those_that_the_layers_get(capsys: pytest.CaptureFixture[str], name: str) -> None:
     ((row,), recipe) = (listed(capsys, name), load_recipe(name))
     assert row["operands"] == {slot: str(given.spec or "high") for slot, given in recipe.operands.items()}
     assert row["output"] == recipe.wgrad.output
     assert row["keep"]["last"] == recipe.keep.last
-
-
-def test_people_read_one_line_for_each_product(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = entry(capsys, "nvfp4")
-    assert "  fprop  x e2m1:1x16:nvfp4                    w e2m1:16x16:nvfp4" in lines
-    assert "  wgrad  dy e2m1:1x16:nvfp4:stochastic:rht16  x e2m1:1x16:nvfp4:rht16  weight gradients in FP32" in lines
-    assert "  all six operands high  weight gradients in the compute dtype" in entry(capsys, "bf16")
-    assert "  the last block kept high" in lines
-    assert "  the first block and the last 2 blocks kept high" in entry(capsys, "fp8")
-    assert "  gaussws on the weights of all: 6 → 4 bits for each 32x32, λ 0.0001" in entry(capsys, "gaussws")
 
 
 def test_settings_are_what_a_recipe_can_be_changed_by(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,16 +91,6 @@ def test_json_lists_every_model_with_its_parameters(capsys: pytest.CaptureFixtur
     assert all(row.keys() == {"name", "parameters", "linear_parameters", "description"} for row in rows)
     nvfp4 = next(row for row in rows if row["name"] == "nvfp4-1.2b")
     assert (nvfp4["parameters"], nvfp4["linear_parameters"]) == (1_291_929_600, 754_974_720)
-
-
-def test_the_table_has_a_line_for_each_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["models"]) == 0
-    head, *lines = capsys.readouterr().out.splitlines()
-    assert head.split() == ["name", "parameters", "linear", "description"]
-    assert [line.split()[0] for line in lines] == list(MODELS)
-    nemotron = next(line for line in lines if line.startswith("nemotron3-8b"))
-    assert "8,540,135,424" in nemotron
-    assert "squared ReLU 16384, LayerNorm1p, RoPE on 50%" in nemotron
 
 
 def test_it_lists_the_models_of_the_users_config_folders(

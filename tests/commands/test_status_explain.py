@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from fewbits import cli
-from fewbits.common.wording import differences
 from fewbits.experiments.storage.lease import leased
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.planning import store
@@ -77,15 +76,6 @@ def test_a_misspelt_store_is_told_and_not_made(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("change", [{"step": "3"}, {"steps": 0}, {"loss": None}, {"tokens_per_second": []}])
-def test_progress_that_cannot_be_is_none(change: dict[str, Any], some: list[RunFolder]) -> None:
-    report = {"step": 3, "steps": 8, "loss": float("nan"), "tokens_per_second": 1.0}
-    for content, is_valid in ((report, True), (report | change, False)):
-        some[0].path.mkdir(parents=True, exist_ok=True)
-        (some[0].path / store.PROGRESS).write_text(json.dumps(content))
-        assert (store.progress(some[0]) is not None) is is_valid
-
-
 def test_a_status_writes_nothing_and_uses_no_run_with_another_config(
     undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,18 +113,6 @@ def test_two_trials_are_explained_field_by_field(undisturbed: Undisturbed, capsy
     lines = explain(plain, late)
     assert f"parent: None → {plain}@4" in lines
     assert any(line.startswith("recipe.") for line in lines)
-
-
-def test_the_setting_of_the_data_that_differs_is_named(
-    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for size in (65536, 32768):
-        overrides = tiny(cache, "training.steps=1", f"data.size={size}", f"runtime.runs={tmp_path}")
-        assert cli.main(["train", *overrides]) == 0
-    large, small = sorted(tmp_path.glob("*-*"), key=lambda path: (path / "result.json").stat().st_mtime_ns)
-    capsys.readouterr()
-    assert cli.main(["explain", str(large), str(small)]) == 0
-    assert "data.size: 65536 → 32768" in capsys.readouterr().out.splitlines()
 
 
 def test_an_edit_of_the_code_is_named_by_its_file(
@@ -214,15 +192,3 @@ def test_a_result_of_other_code_is_shown_and_noted(
         assert row["step"] == 8
         digits = row["folder"].rpartition("-")[2]
         assert f"`fewbits explain {digits} --runs {undisturbed.store}`" in row["note"]
-
-
-def test_differences_are_of_leaves_and_shorten_digests() -> None:
-    a = {"x": {"y": 1, "z": (1, 2)}, "digest": "a" * 64, "gone": None}
-    b = {"x": {"y": 2, "z": [1, 2]}, "digest": "b" * 64 + "@5", "new": {"k": True}}
-    assert differences(a, b) == [
-        "x.y: 1 → 2",
-        "digest: aaaaaaaaaaaa → bbbbbbbbbbbb@5",
-        "gone: None → (none)",
-        "new.k: (none) → True",
-    ]
-    assert differences(a, a) == []

@@ -1,8 +1,6 @@
 """Test `fewbits train`: its progress line and result, and the exit status and message of each way in which it ends."""
 
 import dataclasses
-import os
-import pty
 import re
 import subprocess
 import sys
@@ -13,10 +11,7 @@ import torch
 import yaml
 
 from fewbits import cli
-from fewbits.commands.train import LiveLine, summary
 from fewbits.experiments.config import load_trial
-from fewbits.experiments.data.load import load
-from fewbits.experiments.session import Progress
 from fewbits.experiments.storage.run_folder import plain, saved_trial
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.backends.gpu import cuda
@@ -65,55 +60,6 @@ def test_a_trial_is_one_command(cache: Path, tmp_path: Path) -> None:
     assert lines[-1].endswith("0:00 left")
 
 
-def test_on_a_terminal_one_line_changes(cache: Path, tmp_path: Path) -> None:
-    argv = ["train", *overrides(cache, tmp_path, "evaluation.every=3")]
-    load(load_trial(argv[1:])[0].data, cache)  # make the data, so that no message about it appears
-    mine, theirs = pty.openpty()
-    terminal = Path(os.ttyname(theirs))
-    with ending(started(argv, terminal, environment={"COLUMNS": "60"})) as process:
-        output = b""
-        while b"done at step" not in output or not output.endswith(b"\n"):
-            output += os.read(mine, 65536)
-        assert ended(process) == 0
-    os.close(mine)
-    os.close(theirs)
-    lines = output.decode().split("\n")
-    assert lines[0].count("\r\x1b[K") == 12
-    shown = [text.rstrip("\r") for text in lines[0].split("\r\x1b[K")]
-    assert [text.split("  ")[0] for text in shown[1:]] == [f"step {step}/12" for step in range(1, 13)]
-    assert max(map(len, shown)) < 60
-    assert len(lines) == 4  # the progress line, the folder, the summary, and the empty end
-
-
-def test_the_last_line_has_the_scores_of_texts_and_tasks() -> None:
-    scores = {
-        "texts": {"a.txt": {"loss": 2.5, "tokens": 9}},
-        "tasks": {"toy": {"acc,none": 0.5, "acc_stderr,none": 0.1}},
-    }
-    assert summary({"status": "done", "step": 4, "loss": 1.0} | scores) == (
-        "done at step 4, loss 1.0000, a.txt.loss 2.5000, toy.acc 0.5000"
-    )
-
-
-def test_time_left_is_that_of_the_steps_so_far(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    line = LiveLine()
-    line.show(Progress(1, 100, 5.0, 1234.5, 90.0))
-    now += 40.0
-    line.show(Progress(21, 100, 4.0, 1234.5, 2.0, evaluated=0.0))
-    line.show(Progress(22, 100, 3.0, 1234.5, 2.0))
-    now += 19 * 2.0
-    line.show(Progress(41, 100, 3.0, 1234.5, 2.0))
-    assert capsys.readouterr().err.splitlines() == [
-        "step 1/100  loss 5.0000  1,234 tokens/s  2:28:30 left",
-        "step 21/100  loss 4.0000  validation 0.0000  1,234 tokens/s  2:38 left",
-        "step 41/100  loss 3.0000  validation 0.0000  1,234 tokens/s  1:55 left",
-    ]
-
-
 def test_the_same_words_again_show_the_result(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["train", *overrides(cache, tmp_path, "training.steps=3")]
     assert cli.main(argv) == 0
@@ -131,16 +77,6 @@ def test_a_trial_that_diverges_has_ended_well(cache: Path, tmp_path: Path, capsy
     assert out.splitlines()[-1] == "diverged at step 1"
     assert "loss nan" in err
     assert result_of(only_run(tmp_path))["status"] == "diverged"
-
-
-def test_a_folder_that_cannot_be_written_is_one_line(
-    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    assert cli.main(["train", *overrides(cache, tmp_path / "file" / "runs")]) == 1
-    output = capsys.readouterr().err
-    assert output.startswith(f"fewbits: {tmp_path / 'file'}")
-    assert output.count("\n") == 1
 
 
 @pytest.mark.parametrize("size", ["model.vocab=1000000000000", "training.micro_batch=4000000000000"])
@@ -178,22 +114,6 @@ def test_config_prints_what_a_trial_resolves_to_and_trains_nothing(
     assert printed.pop("runtime") == plain(dataclasses.asdict(runtime))
     assert Trial.from_dict(printed) == trial
     assert not list(tmp_path.iterdir())
-
-
-def test_help_shows_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["train", "--help"])
-    assert not stop.value.code
-    output = capsys.readouterr().out
-    examples = [line.split()[2:] for line in output.splitlines() if line.startswith("  fewbits train ")]
-    single = [example for example in examples if example[0] != "-m"]
-    assert len(single) >= 3
-    assert len(single) < len(examples)
-    for example in single:
-        load_trial(example)
-    assert "torchrun" in output
-    for word in ("model", "recipe", "data", "scale", "optimizer", "schedule", "--config"):
-        assert word in output
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -8,7 +8,6 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,16 +107,3 @@ def test_the_pages_of_a_store_are_those_of_its_own_experiments(tmp_path: Path) -
         made[name] = connection.experiment(client, name, store, uri)
         client.create_run(made[name], start, connection.owner_of(store))
     assert list(experiments(mine, uri).items()) == [("mor", made["mor"]), ("fewbits", made["fewbits"])]
-
-
-@pytest.mark.parametrize(
-    ("display", "terminal", "opened"), [(":0", True, True), (":0", False, False), ("", True, False)]
-)
-def test_a_browser_is_opened_only_at_a_display(
-    display: str, terminal: bool, opened: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setenv("DISPLAY", display)
-    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: terminal))
-    assert ui._has_display() is opened

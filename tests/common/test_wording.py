@@ -2,7 +2,7 @@
 
 import pytest
 
-from fewbits.common.wording import enumeration, redacted
+from fewbits.common.wording import redacted
 
 SECRET = "hunter2-Zq"
 
@@ -87,9 +87,3 @@ def test_a_percent_encoded_secret_is_replaced_as_it_is_meant_too(monkeypatch: py
 def test_a_path_with_an_at_sign_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////home/alice@example/runs/mlflow.db")
     assert redacted("cannot write /home/alice@example/runs") == "cannot write /home/alice@example/runs"
-
-
-def test_an_enumeration_names_each_item_once() -> None:
-    assert enumeration(["3 M"]) == "3 M"
-    assert enumeration(["3 M", "14 M", "3 M"]) == "3 M and 14 M"
-    assert enumeration(["3 M", "14 M", "46 M"]) == "3 M, 14 M and 46 M"

@@ -1,4 +1,4 @@
-"""Test the Dockerfile: files that it copies exist, images and packages have fixed versions, its user is not root."""
+"""Test the Dockerfile: the files that it copies exist, and it installs what Ray's cluster launcher imports."""
 
 import ast
 import re
@@ -9,12 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 import ray
 import yaml
 
-import fewbits
-from tests.infra.manifests import INFRA, ROOT, constrained
+from tests.infra.manifests import INFRA, ROOT
 
 
 @dataclass(frozen=True)
@@ -37,23 +35,10 @@ def parse(text: str) -> list[Instruction]:
 
 
 PARSED = parse((INFRA / "Dockerfile").read_text())
-LAST = PARSED[-1].stage
 
 
 def words_of(name: str, stage: int | None = None) -> list[str]:
     return [each.words for each in PARSED if each.name == name and stage in (None, each.stage)]
-
-
-def test_each_base_is_pinned_to_the_cuda_of_the_kernels_extra() -> None:
-    cuda = {base.split()[0] for base in words_of("FROM")}
-    assert len(cuda) == 1
-    major = re.fullmatch(
-        r"cupy-cuda(\d+)x", next(iter(re.findall(r"cupy-cuda\d+x", (ROOT / "pyproject.toml").read_text())))
-    )
-    assert major
-    (base,) = cuda
-    assert re.fullmatch(rf"nvidia/cuda:{major[1]}\.\d+\.\d+-runtime-ubuntu\d\d\.\d\d", base)
-    assert constrained(f"cupy-cuda{major[1]}x")
 
 
 def test_what_it_copies_exists_and_is_in_the_context() -> None:
@@ -76,35 +61,6 @@ def test_each_linked_package_is_copied() -> None:
     packages = {link.name for link in (ROOT / "src" / "fewbits").iterdir() if link.is_symlink()}
     assert packages
     assert {words.split()[0] for words in words_of("COPY")} >= packages | {"src", "pyproject.toml", "constraints.txt"}
-
-
-@pytest.mark.parametrize("words", words_of("RUN"))
-def test_what_is_installed_is_pinned_and_leaves_no_cache(words: str) -> None:
-    for command in words.split("&&"):
-        arguments = shlex.split(command)
-        if arguments[:2] == ["apt-get", "install"]:
-            assert {"--yes", "--no-install-recommends"} <= set(arguments)
-            packages = [word for word in arguments[2:] if not word.startswith("-")]
-            assert all("=" in package for package in packages), packages
-            assert "apt-get update" in words
-            assert "rm -rf /var/lib/apt/lists/*" in words
-        if arguments[:2] == ["pip", "install"]:
-            assert "--no-cache-dir" in arguments
-            assert arguments[arguments.index("--constraint") + 1] == "constraints.txt"
-
-
-def test_torch_is_installed_before_what_also_wants_it_and_cupy_is() -> None:
-    installs = [words for words in words_of("RUN") if words.startswith("pip install")]
-    assert shlex.split(installs[0])[-1] == "torch"
-    assert re.fullmatch(r"\.\[.*\bcuda\b.*\]", shlex.split(installs[-1])[-1])
-
-
-def test_it_runs_as_user_1000_and_not_as_root() -> None:
-    (user,) = words_of("USER", LAST)
-    assert user != "root"
-    assert any(f"useradd --uid 1000 --create-home --shell /bin/bash {user}" in words for words in words_of("RUN", LAST))
-    places = [(each.name, each.words) for each in PARSED if each.stage == LAST]
-    assert all(name not in ("RUN", "COPY") for name, _ in places[places.index(("USER", user)) :])
 
 
 def test_it_installs_what_the_cluster_launcher_of_each_provider_imports() -> None:
@@ -130,10 +86,3 @@ def top_level_imports(file: Path) -> Iterator[str]:
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
             yield node.module.partition(".")[0]
-
-
-def test_the_version_that_pages_tag_images_with_is_ours() -> None:
-    tags = set()
-    for page in (INFRA / "Dockerfile", INFRA / "README.md", INFRA / "ray-cluster.yaml", *INFRA.glob("kuberay/*.yaml")):
-        tags |= set(re.findall(r"\bfewbits:(\d[\w.]*)", page.read_text()))
-    assert tags == {fewbits.__version__}

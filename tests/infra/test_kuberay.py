@@ -44,16 +44,3 @@ def test_each_pod_has_resources_the_store_and_no_root(group: dict[str, Any]) -> 
     assert mount == {"name": volume["name"], "mountPath": "/mnt/fewbits"}
     assert volume["persistentVolumeClaim"]["claimName"] == STORE["metadata"]["name"]
     assert pod["securityContext"] == {"runAsNonRoot": True, "runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 1000}
-
-
-def test_the_job_keeps_its_runs_in_the_store_and_stops_gently() -> None:
-    words = JOB["spec"]["entrypoint"].split()
-    assert words[:2] == ["fewbits", "report"]
-    assert "--sweep" in words
-    assert "runtime.runs=/mnt/fewbits/runs" in words
-    assert words[words.index("--out") + 1] == "/mnt/fewbits/reports"
-    assert words[-2:] == ["--address", "auto"]
-    variables = yaml.safe_load(JOB["spec"]["runtimeEnvYAML"])["env_vars"]
-    assert variables["RAY_JOB_STOP_SIGNAL"] == "SIGINT"
-    assert int(variables["RAY_JOB_STOP_WAIT_TIME_S"]) >= 60
-    assert all(isinstance(value, str) for value in variables.values())
