@@ -214,18 +214,6 @@ def test_statistics_do_not_depend_on_how_they_are_cut(text: str, name: str) -> N
             assert_same(each.amax.double(), amax_of(x, text.split(":")[1]))
 
 
-@examples(60)
-@given(finite(), elements, blocks, st.sampled_from(SCALINGS))
-def test_statistics_of_blocks_down_the_rows_are_those_of_the_transpose(
-    x: Tensor, element: str, block: str, scaling: str
-) -> None:
-    q = f"{element}:{block}:{scaling}"
-    _, down = fake_quantize(x, q, axis=0, stats="block")
-    _, along = fake_quantize(x.t(), q, stats="block")
-    assert_same(down.counts, along.counts.transpose(0, 1), q)
-    assert_same(down.amax, along.amax.t(), q)
-
-
 def test_statistics_are_called_what_they_are() -> None:
     """Compare each statistic with a count from the values, on data for which all statistics are different."""
     x = make("ties", (64, 128)).clamp(-3, 3)

@@ -80,12 +80,6 @@ def test_what_is_returned_for_a_count(count: int) -> None:
     assert_same(uniform, uniform_noise(count + 100, 1)[:count])
 
 
-def test_a_nibble_is_sign_and_magnitude() -> None:
-    words = torch.tensor([0x0000_A921], dtype=torch.int32)
-    assert unpack_noise(words).tolist() == [1, 2, -1, -2, 0, 0, 0, 0]
-    assert unpack_noise(words, 3).tolist() == [1, 2, -1]
-
-
 @pytest.mark.parametrize("noise", NOISES)
 def test_seeds_and_elements_are_independent(noise: Noise) -> None:
     r = noise_of((1, 1 << 20), 1, noise)[0]
@@ -170,14 +164,6 @@ def test_gradients_are_those_of_autograd_with_constant_maxima(noise: Noise, shap
     torch.testing.assert_close(grad_of(bits).double(), grad_of(exact_b), rtol=1e-5, atol=2e-6 * scale)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_gradient_has_its_parameters_dtype(dtype: torch.dtype) -> None:
-    w = torch.randn(40, 40).to(dtype).requires_grad_()
-    bits = bits_for(w).requires_grad_()
-    sample_weight(w, bits, 1).sum().backward()
-    assert (grad_of(w).dtype, grad_of(bits).dtype) == (dtype, torch.float32)
-
-
 @pytest.mark.parametrize("noise", NOISES)
 def test_the_seed_alone_decides(noise: Noise) -> None:
     w = make("normal", (64, 64))
@@ -194,16 +180,3 @@ def test_a_square_of_zeros_gets_no_noise() -> None:
     w = torch.randn(64, 64)
     w[:32, 32:] = 0
     assert not sample_weight(w, torch.full((2, 2), 3.0), 1)[:32, 32:].any()
-
-
-@needs_compiler
-def test_the_benchmarks_box_muller_is_normal_and_independent() -> None:
-    """Check round(z / 2) of the generator that benchmarks compare with ours, for each of the eight values of a word."""
-    words = 1 << 17
-    values = unpack_noise(cpu_module.box_muller(8 * words, seed=3), 8 * words).double().view(words, 8)
-    for k in range(-4, 5):
-        share = math.erf((2 * k + 1) / math.sqrt(2)) / 2 - math.erf((2 * k - 1) / math.sqrt(2)) / 2
-        observed = (values == k).double().mean(0)
-        assert (observed - share).abs().max() <= 5 * math.sqrt(share / words) + 1 / words, k
-    correlations = torch.corrcoef(values.T) - torch.eye(8)
-    assert correlations.abs().max() < 5 / math.sqrt(words)

@@ -113,19 +113,7 @@ def test_the_shortest_spelling_is_canonical(spelled: str, shortest: str) -> None
     assert Quantizer.parse(shortest) == Quantizer.parse(spelled)
 
 
-def test_a_mixture_prints_as_it_is_written_for_people() -> None:
-    assert str(Mixture.parse(TENSOR_LEVEL + ";per=tensor")) == TENSOR_LEVEL
-    assert str(Mixture.parse(THREE_WAY.replace(" ", ""))) == THREE_WAY
-    assert str(Mixture.parse("e4m3@spread<1e6|bf16")) == "e4m3 @ spread<1000000 | bf16"
-
-
 # Quantizer
-
-
-def test_a_quantizer_is_a_naive_e4m3_cast_unless_told_otherwise() -> None:
-    q = Quantizer()
-    assert (q.format, q.block, q.scaling, q.rounding) == (Format.parse("e4m3"), Block(), "none", "nearest")
-    assert (q.hadamard, q.signs, q.overflow, q.group) == (None, None, "saturate", "tensor")
 
 
 def test_words_and_objects_give_equal_quantizers() -> None:
@@ -146,11 +134,6 @@ def test_stochastic_rounding_alone_needs_a_seed() -> None:
     assert not Quantizer.parse("e2m1:1x16:nvfp4:rht16:signs=7").needs_seed
 
 
-def test_parsing_is_cached() -> None:
-    assert Quantizer.parse("e5m2:channel:amax") is Quantizer.parse("e5m2:channel:amax")
-    assert Mixture.parse(THREE_WAY) is Mixture.parse(THREE_WAY)
-
-
 def test_specs_pickle_and_replace() -> None:
     m = Mixture.parse(THREE_WAY)
     assert pickle.loads(pickle.dumps(m)) == m
@@ -161,31 +144,22 @@ def test_specs_pickle_and_replace() -> None:
     ("text", "message"),
     [
         ("", "unknown format ''.* e4m3, e5m2, e2m1"),
-        ("e4m4x:128x128:gam", "unknown format 'e4m4x'"),
         ("e8m0:1x32:mx", "e8m0 is a format for scales: valid formats of elements are e4m3, e5m2, .*or any eXmY"),
         ("e4m3:128x128", f"expected a scaling after block '128x128'.*are {', '.join([*SCALINGS][1:])} "),
-        ("e4m3:128x128:stochastic", "expected a scaling after block '128x128', found 'stochastic': .*gam"),
-        ("e4m3:tensor", "expected a scaling after block 'tensor'"),
         ("e4m3:128x128:gma", "found 'gma': valid scalings are amax, gam"),
         ("e4m3:128x128:none", "block 128x128 needs a scaling: amax, gam.*naive cast has no blocks"),
         ("e4m3:0x16:amax", "'0x16' is neither a block .tensor, channel or RxC.* nor an option"),
         ("e4m3:rth16", "'rth16' is neither a block .* nor an option .*rhtN"),
-        ("e4m3:", "'' is neither a block"),
         ("e4m3:1x16:amax:rounded", "unknown option 'rounded': valid options are nearest, stochastic, rhtN"),
         ("e4m3:nearest:1x16:amax", "unknown option '1x16'"),
         ("e4m3:nearest:stochastic", "'stochastic' sets rounding a second time"),
-        ("e4m3:rht16:rht16", "'rht16' sets hadamard a second time"),
         ("fp32:tensor:amax", "scaling 'amax' with format fp32, which takes no scaling"),
         ("e4m3:rht24", "hadamard 24: valid values are 2, 4, 8, 16, 32, 64, 128"),
-        ("e4m3:rht1", "hadamard 1: valid values are 2"),
         ("e4m3:signs=te", "signs 'te' without hadamard"),
         ("e4m3:rht32:signs=te", "signs 'te' with hadamard 32: valid values are none, each or a seed"),
         ("e4m3:rht16:signs=-1", "signs '-1' with hadamard 16: valid values are te, none, each or a seed"),
-        ("e4m3:rht16:signs=9223372036854775808", "a seed from 0 to 2.63 - 1"),
         ("e4m3:overflow=inf", "unknown overflow with format e4m3 'inf': valid values are saturate, nan"),
-        ("e2m1:overflow=nan", "unknown overflow with format e2m1 'nan': valid values are saturate"),
         ("e4m3:1x16:amax:group=row", "group 'row' with scaling 'amax': valid only with scaling gam, nvfp4"),
-        ("e4m3:1x16:gam:group=rows", "unknown group 'rows': valid values are tensor, row, 16"),
     ],
 )
 def test_a_bad_quantizer_is_told_what_where_and_what_would_be_right(text: str, message: str) -> None:
@@ -232,11 +206,6 @@ def test_axis_0_lays_a_block_down_the_rows(text: str, along_rows: tuple[int, int
     assert Block.parse(text).resolve((100, 60), axis=0) == down_rows
 
 
-@pytest.mark.parametrize("axis", [-1, 0])
-def test_blocks_of_empty_tensors_are_not_empty(axis: int) -> None:
-    assert all(min(Block.parse(text).resolve((0, 0), axis)) >= 1 for text in ("tensor", "channel", "1x16"))
-
-
 @pytest.mark.parametrize(
     "text", ["", "0x1", "1x0", "-1x4", "16", "16x", "axb", "1x1x1", "01x16", "1 x16", "99999999999x1"]
 )
@@ -249,11 +218,6 @@ def test_an_unknown_block_is_told_the_valid_ones(text: str) -> None:
 def test_a_block_that_cannot_be_spelled_cannot_be_built(sides: tuple[Any, Any]) -> None:
     with pytest.raises(ValueError, match="valid blocks are tensor, channel or RxC"):
         Block(*sides)
-
-
-def test_an_axis_out_of_range_is_told_the_valid_ones() -> None:
-    with pytest.raises(ValueError, match=r"axis 2: valid values are -1 .* and 0"):
-        Block().resolve((4, 4), axis=2)
 
 
 # Mixture
@@ -299,26 +263,18 @@ def test_a_mixture_needs_a_seed_if_any_of_its_quantizers_or_yardsticks_does() ->
         ("", "unknown format ''"),
         ("e4m3 | bf16", "entry 1, 'e4m3', has no test: .*error<NUMBER"),
         ("e4m3 @ error<0.1", "last entry, 'e4m3 @ error<0.1'"),
-        ("e4m3 @ | bf16", "unknown test '': valid tests are error<NUMBER"),
         ("e4m3 @ err<0.1 | bf16", "unknown test 'err<0.1': valid tests are error<NUMBER"),
-        ("e4m3 @ error< | bf16", "unknown test 'error<'"),
         ("e4m3 @ spread<wide | bf16", "unknown test 'spread<wide'"),
         ("e4m3 @ error<0 | bf16", "error threshold 0.0: valid values are finite numbers > 0"),
-        ("e4m3 @ error<nan | bf16", "error threshold nan: valid values are finite"),
         ("e4m3 @ error<4.5 | bf16", "error threshold 4.5: relative errors are fractions up to 1; did you mean 0.045?"),
-        ("e4m3 @ spread<inf | bf16", "spread limit inf: valid values are finite"),
         ("e4m3 @ error<e5m2:1x16 | bf16", "expected a scaling after block '1x16'.*in quantizer 'e5m2:1x16'"),
         ("e4m3 @ error<0.1 | bf16 ; per=row", "unknown per='row': valid values are block, tensor, channel or RxC"),
-        ("e4m3 @ error<0.1 | bf16 ; per=", "unknown per='': valid values are block"),
-        ("e4m3 @ error<0.1 | bf16 ;", "after ';': expected per="),
-        ("e4m3 @ error<0.1 | bf16 ; by=block", "unknown ' by=block' after ';': expected per="),
         ("e4m3 @ error<0.1 | bf16 ; per=block ; per=block", "after ';': expected per="),
         (
             "e4m3 @ error<0.1 | bf16 ; per=block",
             "per='block', but no quantizer of the mixture has blocks: valid values are tensor",
         ),
         ("e4m3:rht16 @ error<0.1 | bf16", "'bf16' and 'e4m3:rht16' differ"),
-        ("e4m3:rht16 @ error<0.1 | bf16:rht16:signs=3", "'bf16:rht16:signs=3' and 'e4m3:rht16' differ"),
         ("e4m3:rht16 @ error<0.1 | bf16:rht16:signs=each", "'bf16:rht16:signs=each' and 'e4m3:rht16' differ"),
         ("e4m3 @ error<e5m2:rht16 | bf16", "'e5m2:rht16' and 'e4m3' differ"),
     ],
@@ -335,8 +291,3 @@ def test_a_choice_of_more_entries_than_an_int8_counts_is_refused() -> None:
     assert len(Mixture.parse(" | ".join([*many, "bf16"])).entries) == 128
     with pytest.raises(ValueError, match=naming("129", "128")):
         Mixture.parse(" | ".join([*many, "e4m3 @ error<1e-9", "bf16"]))
-
-
-def test_a_mixture_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one entry"):
-        Mixture(())

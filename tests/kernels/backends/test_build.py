@@ -6,7 +6,6 @@ A build by g++ takes half a minute, so all tests share one build, which a stub c
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import platform
@@ -14,7 +13,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -111,17 +109,6 @@ def test_processes_at_once_build_one_library_and_all_work(quick: Quick, digest: 
     assert {answer["library"] for answer in answers} == {str(next(quick.cache.glob("*.so")))}
 
 
-@needs_gcc
-def test_a_second_build_is_instant(quick: Quick) -> None:
-    library = build.build()
-    assert library.parent == quick.cache
-    before = quick.compilations()
-    start = time.monotonic()
-    assert build.build() == library
-    assert time.monotonic() - start < 0.5
-    assert quick.compilations() == before
-
-
 def test_a_library_is_named_by_what_it_is_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that the file's name depends on the content of every source and on the flags, but not on paths or dates."""
     original = build.library_path()
@@ -181,14 +168,6 @@ def test_a_wheels_library_for_the_newest_instruction_set_is_used_while_it_fits(
     assert build.library_path().parent == cached.parent
 
 
-def test_a_library_is_found_without_the_compiler_that_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = build.library_path()
-    monkeypatch.setenv("CXX", "")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert build.compiler() is None
-    assert build.library_path() == here
-
-
 # No build
 
 
@@ -210,32 +189,6 @@ def test_without_a_compiler_the_reference_serves_after_one_warning(
     assert "reference" in report["warnings"][0]
     assert report["digest"] == digest
     assert not list(tmp_path.glob("*.so"))
-
-
-@pytest.mark.parametrize(
-    ("changes", "pattern"),
-    [
-        pytest.param({"CXX": "false"}, "false .*failed with status 1", id="broken", marks=pytest.mark.deep),
-        pytest.param({"PATH": ""}, "no C\\+\\+ compiler found: install g\\+\\+", id="none"),
-    ],
-)
-def test_a_backend_that_was_asked_for_fails_loudly(changes: dict[str, str], pattern: str, tmp_path: Path) -> None:
-    answer = use(tmp_path, FEWBITS_BACKEND="cpu", **changes)
-    assert answer.returncode != 0
-    assert answer.stdout == ""
-    assert re.search(rf"BuildError: .*{pattern}", answer.stderr)
-
-
-def test_a_folder_that_cannot_be_written_is_named_with_what_to_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Check the error for a cache folder that cannot be created, as in a container whose user has no home directory."""
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("CXX", "true")
-    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        monkeypatch.setenv("FEWBITS_CACHE", str(folder))
-        with pytest.raises(build.BuildError, match=rf"cannot write to {folder} .*: set FEWBITS_CACHE"):
-            build.build()
 
 
 def put_in_its_place(library: Path, content: bytes) -> None:
@@ -290,15 +243,6 @@ def test_a_damaged_library_is_not_loaded_where_none_can_be_built(quick: Quick, d
     assert re.search("is damaged, and no C\\+\\+ compiler found: CXX=none is not installed", warning)
 
 
-@needs_gcc
-def test_what_a_killed_build_has_left_is_replaced(quick: Quick) -> None:
-    left = build.library_path().with_suffix(".tmp")
-    left.parent.mkdir(parents=True)
-    left.write_text("half")
-    build.build()
-    assert sorted(path.suffix for path in quick.cache.iterdir()) == [".lock", ".so"]
-
-
 @pytest.mark.parametrize(
     ("script", "pattern"),
     [
@@ -320,74 +264,4 @@ def test_a_compiler_that_lies_is_found_out(
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
-def test_cxx_may_have_options_and_is_not_replaced_where_it_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("ccache", "g++"):
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("CXX", "ccache g++ -O1")
-    assert build.compiler() == (str(tmp_path / "ccache"), "g++", "-O1")
-    monkeypatch.setenv("CXX", "icpx")
-    assert build.compiler() is None
-    assert build.no_compiler() == "no C++ compiler found: CXX=icpx is not installed"
-    monkeypatch.setenv("CXX", "")
-    assert build.compiler() == (str(tmp_path / "g++"),)
-
-
 # Speed
-
-
-def line_of(source: Path, function: str, loop: str) -> int:
-    """Return the line number of the loop `for (<loop>` in the definition of a function."""
-    lines = source.read_text().splitlines()
-    start = next(i for i, line in enumerate(lines) if re.search(rf"\b{function}\(", line))
-    end = next(i for i in range(start, len(lines)) if lines[i] == "}")
-    (line,) = [i for i in range(start, end) if lines[i].lstrip().startswith(f"for ({loop}")]
-    return line + 1
-
-
-EITHER = ("true", "false")
-LAYOUTS = ("UNIFORM", "BY_SIXTEEN", "BY_COLUMN")
-# The template arguments of `piece` that plan_rows.h uses: DIVIDE, STOCHASTIC, STATS, LAYOUT, WIDE.
-SETTLED = [
-    *itertools.product(EITHER, EITHER, EITHER, LAYOUTS, ["false"]),
-    *itertools.product(["false"], EITHER, EITHER, ["UNIFORM"], ["true"]),
-]
-HOT_LOOPS = {
-    "run": ("int k = 0; k < end", "int i = 0; i < n"),
-    "narrow_run": ("; i < n",),
-    "column_maxima": ("int64_t i = 0; i < n",),
-    "group_maxima": ("; b < whole",),
-}
-
-
-@needs_gcc
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the report is read for x86_64 only")
-@pytest.mark.deep
-@pytest.mark.parametrize("dtype", ["Bf16", "Fp16", "Fp32"])
-def test_the_hot_loops_are_vectorised(dtype: str, tmp_path: Path) -> None:
-    """Check that g++ vectorises the loops: one more branch or call would make a loop scalar and ten times slower."""
-    storage = f"{dtype}::Storage *"
-    of_piece = f"const {storage}, {storage}, int, const float *, const float *, float, const Grid &, const uint16_t *"
-    asked = [f"Counts fb::piece<{dtype}, {', '.join(settled)}>({of_piece})" for settled in SETTLED]
-    asked += [
-        f"void fb::{name}<{dtype}>(const {storage}, int64_t, {storage})" for name in HOT_LOOPS if "maxima" in name
-    ]
-    unit = tmp_path / "unit.cpp"
-    unit.write_text('#include "lanes.h"\nusing namespace fb;\n' + "".join(f"template {what};\n" for what in asked))
-    command = [
-        "g++",
-        *compilation.flags(compilation.requested()),
-        f"-I{compilation.SOURCES}",
-        "-fopt-info-vec-all",
-        "-c",
-        "unit.cpp",
-    ]
-    report = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stderr
-    for function, loops in HOT_LOOPS.items():
-        for loop in loops:
-            place = rf"lanes\.h:{line_of(compilation.SOURCES / 'lanes.h', function, loop)}:\d+:"
-            assert re.search(rf"{place} optimized: +loop vectorized", report), (function, loop)
-            assert re.search(rf"{place} missed: +couldn't vectorize loop", report) is None, (function, loop)

@@ -1,8 +1,5 @@
 """Run classes of CUDA kernels on the emulator under ThreadSanitizer, which reports races that change no result.
 
-    python -m tests.kernels.backends.gpu.races              remove each barrier of csrc/ in turn: is a race reported?
-    python -m tests.kernels.backends.gpu.races NAME…        only the barriers whose names, FILE:LINE, are given
-
 ThreadSanitizer has to be loaded before Python, so `run` starts a process of its own for the classes. For what counts
 as a race, see simt/sanitizer.h.
 """
@@ -11,7 +8,6 @@ import ctypes
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -62,7 +58,7 @@ def _environment() -> dict[str, str]:
 def run(classes: Iterable[str], without: str = "") -> Outcome:
     """Run classes of kernels until ThreadSanitizer reports a race; without: the name of a barrier to remove."""
     library(SIMT / "emulate.cpp", *OPTIONS)  # compiled outside ThreadSanitizer
-    command = [sys.executable, "-m", __spec__.name, "--child", without, *classes]
+    command = [sys.executable, "-m", __spec__.name, without, *classes]
     done = subprocess.run(command, env=_environment(), capture_output=True, text=True)
     if done.returncode not in (0, RACE):
         raise RuntimeError(f"the process failed with status {done.returncode}:\n{done.stdout}{done.stderr}")
@@ -90,25 +86,5 @@ def _child(without: str, classes: Iterable[str]) -> None:
         print(f"{DONE}{name}|{emulator.simt_reached().decode()}", flush=True)
 
 
-def main(names: list[str]) -> int:
-    """Print for each barrier how many classes reach it, and whether a race is reported without it."""
-    whole = run(CLASSES)
-    print(f"{len(whole.reached)} classes: {'a race' if whole.race else 'no race'}", flush=True)
-    missed = [name for name in names or barriers() if not _is_found(name, whole.reached)]
-    print(f"found: all but {len(missed)} ({', '.join(missed)})")
-    return int(whole.race or bool(missed))
-
-
-def _is_found(barrier: str, reached: dict[str, list[str]]) -> bool:
-    start, classes = time.monotonic(), [name for name, names in reached.items() if barrier in names]
-    race = run(classes, without=barrier).race
-    seconds = time.monotonic() - start
-    print(f"{barrier}: {len(classes)} classes, {'found' if race else 'not found'} ({seconds:.0f} s)", flush=True)
-    return race
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        _child(sys.argv[2], sys.argv[3:])
-    else:
-        sys.exit(main(sys.argv[1:]))
+if __name__ == "__main__":  # the process that `run` starts
+    _child(sys.argv[1], sys.argv[2:])

@@ -20,26 +20,6 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEWBITS_CACHE", str(tmp_path))
 
 
-def test_a_cubin_is_compiled_once_for_each_source_and_architecture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = cubins.cubin(KERNEL, "sm_90")
-    assert first.startswith(b"\x7fELF")
-    assert cubins.cubin(KERNEL, "sm_80") != first
-    assert cubins.cubin(KERNEL.replace("x[0] * x[1]", "x[0] - x[1]"), "sm_90") != first
-    assert len(list(tmp_path.glob("*.cubin"))) == 3
-    monkeypatch.setattr(cubins, "compile_now", lambda *_: pytest.fail("compiled again"))
-    assert cubins.cubin(KERNEL, "sm_90") == first
-
-
-def test_a_damaged_cubin_is_compiled_again(tmp_path: Path) -> None:
-    code = cubins.cubin(KERNEL, "sm_90")
-    (kept,) = tmp_path.glob("*.cubin")
-    for damaged in (kept.read_bytes()[:-1], b"", kept.read_bytes()[:100] + b"?" + kept.read_bytes()[101:]):
-        kept.write_bytes(damaged)
-        assert cubins.cubin(KERNEL, "sm_90") == code
-
-
 def test_what_does_not_compile_is_told_with_nvrtcs_reason(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="nothing_of_the_kind"):
         cubins.cubin("__global__ void run() { nothing_of_the_kind(); }", "sm_90")
