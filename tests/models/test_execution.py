@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from itertools import product
 
 import pytest
@@ -15,7 +14,7 @@ from fewbits.kernels.scaled_products import FORMS, ScaledOperand, encode_operand
 from fewbits.models.execution import Executor, check_tokens, form_of_slot
 from fewbits.models.layer_table import layer_table
 from fewbits.models.observer import Observer, ObserverConfig
-from fewbits.models.quantize import Quantization, quantize
+from fewbits.models.quantize import quantize
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import Recipe
 from tests.models.quantized import linear, normal, recipe
@@ -178,27 +177,6 @@ def test_layers_and_micro_batches_of_other_sizes_are_refused_at_set_up() -> None
         check_tokens(spec, 64)
         with pytest.raises(ValueError, match="40 tokens"):
             check_tokens(spec, 40)
-
-
-def test_a_recipe_without_quantized_gemms_cannot_be_executed() -> None:
-    with pytest.raises(ValueError, match="no GEMM of recipe bf16"):
-        quantize(nn.Sequential(linear(64, 48)), Recipe.from_dict({"execute": "fp8"}))
-    with pytest.raises(ValueError, match="execute 'fp4'"):
-        Recipe.from_dict({"execute": "fp4"})
-
-
-def test_copies_and_pickles_of_an_executed_layer_give_the_same_output() -> None:
-    layer, x = pair(recipe(CHANNEL))[0], normal(32, 64, seed=1).bfloat16()
-    expected = layer(x)
-    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert torch.equal(other(x), expected)
-
-
-def test_executed_runs_have_a_label_of_their_own() -> None:
-    emulated, executed = (recipe(CHANNEL, name="mine", execute=how) for how in ("emulate", "fp8"))
-    assert emulated.label == "mine"
-    assert executed.label != emulated.label
-    assert isinstance(quantize(nn.Sequential(linear(64, 48)), executed), Quantization)
 
 
 GPUS = {

@@ -5,13 +5,12 @@ import torch
 from torch import nn
 
 from fewbits.models.chain import parse
-from fewbits.models.costs import bits_per_element, layer_rate, product_rates
+from fewbits.models.costs import bits_per_element
 from fewbits.models.layer_table import layer_table
 from fewbits.models.networks.registry import on_meta
 from fewbits.models.quantize import quantize
 from fewbits.models.recipe import SLOTS, Recipe
 from tests.models.oracles import small
-from tests.models.quantized import recipe
 
 pytest.importorskip("pandas")
 
@@ -49,12 +48,6 @@ def test_it_takes_any_model_and_the_last_blocks_are_named() -> None:
         assert model(torch.zeros(3, 1, 16)).shape == (3, 1, 16)
 
 
-def test_a_recipe_without_quantizers_is_the_reason() -> None:
-    model = on_meta(small("gpt2-124m"))
-    quantize(model, Recipe())
-    assert set(layer_table(model)["why"]) == {"recipe bf16", "head", "embedding"}
-
-
 @pytest.mark.parametrize(
     ("text", "bits"),
     [
@@ -67,11 +60,3 @@ def test_a_recipe_without_quantizers_is_the_reason() -> None:
 )
 def test_an_element_has_its_share_of_the_blocks_scale(text: str, bits: tuple[float, float]) -> None:
     assert bits_per_element(parse(text)) == bits
-
-
-def test_a_layers_rate_is_that_of_its_slowest_products() -> None:
-    fast, slow = "e2m1:1x16:nvfp4", "e4m3:1x32:e8m0"
-    operands = recipe(fast, fast, slow, slow, "high", slow).operands
-    assert product_rates(operands) == {"fprop": 4, "dgrad": 2, "wgrad": 1}
-    assert layer_rate(operands) == pytest.approx(3 / (1 / 4 + 1 / 2 + 1))
-    assert layer_rate(Recipe().operands) == 1

@@ -6,7 +6,7 @@ from torch import nn
 
 from fewbits.kernels.api import fake_quantize
 from fewbits.models.learned_widths import cast, format_of_width, weights_cast
-from fewbits.models.quantize import quantize, unquantized
+from fewbits.models.quantize import quantize
 from tests.models.quantized import linear, noisy, recipe
 
 # Exponent and mantissa bits of sampled weights by width (GaussWS, Table C.1).
@@ -53,26 +53,3 @@ def test_weights_are_cast_inside_the_context_alone() -> None:
         with weights_cast(quantization, 3):
             assert torch.equal(layer.weight, cast(weight, torch.full((2, 2), 3.0), 32))
     assert torch.equal(layer.weight, weight)
-
-
-def test_unquantized_products_read_the_operands_themselves() -> None:
-    model = nn.Sequential(linear(64, 64, draw=noisy))
-    plain = nn.Linear(64, 64, bias=False)
-    plain.load_state_dict(model[0].state_dict())
-    quantization = quantize(model, recipe("e2m1:1x16:nvfp4"))
-    x = torch.randn(8, 64)
-    with torch.no_grad():
-        quantized = model(x)
-        assert not torch.equal(quantized, plain(x))
-        with unquantized(quantization):
-            assert torch.equal(model(x), plain(x))
-        assert torch.equal(model(x), quantized)
-
-
-def test_an_error_inside_restores_the_operands() -> None:
-    model = nn.Sequential(linear(32, 32))
-    quantization = quantize(model, recipe("e4m3:tensor:amax"))
-    plans = quantization.layers[0].plans
-    with pytest.raises(RuntimeError), unquantized(quantization):
-        raise RuntimeError
-    assert quantization.layers[0].plans == plans

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +16,6 @@ from fewbits.kernels.quantizer import Quantizer
 from fewbits.models.observer import Observer, ObserverConfig
 from fewbits.models.quantize import Quantization, quantize
 from fewbits.models.recipe import SLOTS, Recipe
-from tests.messages import naming
 from tests.models.quantized import E4M3, MIXED, NVFP4, batch, linear, look, noisy, one_layer, recipe, tiny
 
 THREE = "e4m3:16x16:gam @ error<e5m2:16x16:gam | e5m2:16x16:gam @ spread<normal | bf16 ; per=block"
@@ -144,26 +141,6 @@ def test_the_weight_gradients_error_and_cosine_are_those_beside_the_unquantized_
     assert row["gradient_norm"] == pytest.approx(weight.grad.norm().item())
 
 
-def test_a_gradient_of_zeros_has_no_error() -> None:
-    layer, quantization = one_layer(recipe(E4M3), 32, 64)
-    quantization.observer = observer = Observer(ALWAYS)
-    observer.bind(1)
-    for step, scale in enumerate((0, 1)):
-        quantization.begin(step)
-        x, dy = data(0)
-        layer(x).backward(dy * scale)
-        row = by_slot(observer.rows(step, quantization.layers))["weight"]
-        assert ("gradient_error" in row) == bool(scale)
-
-
-def test_unquantized_operands_have_a_gradient_without_error_and_no_rows_of_slots() -> None:
-    rows, _ = observed(recipe("high", output="fp32"))
-    (row,) = rows
-    assert row["slot"] == "weight"
-    assert row["gradient_error"] == 0
-    assert row["gradient_cosine"] == pytest.approx(1)
-
-
 def test_bit_widths_are_told_of_layers_that_have_them() -> None:
     """Check that only rows of layers with a sampler have statistics of bit widths."""
     observer = Observer(ALWAYS)
@@ -228,23 +205,6 @@ def test_windows_end_and_begin_with_their_steps() -> None:
     assert activations == [6] * len(activations)
     weights = [row["batches"] for row in rows if row["slot"] == "fprop.w"]
     assert weights == [3] * len(weights)  # weights are quantized once per step
-
-
-def test_rows_name_layers_blocks_and_parts_in_the_models_order() -> None:
-    observer = Observer(ALWAYS)
-    model = tiny("hybrid", layers=3, pattern="M-*", mamba_head_dim=32, mamba_groups=2)
-    quantization = quantize(model, recipe(MIXED), observer=observer)
-    rows = steps(observer, quantization, model, range(4), micro_batches=1)
-    names = list(dict.fromkeys((row["layer"], row["block"], row["part"]) for row in rows))
-    assert names == [
-        ("blocks.0.mamba.in_proj", 0, "in"),
-        ("blocks.0.mamba.out_proj", 0, "out"),
-        ("blocks.1.ffn.up", 1, "up"),
-        ("blocks.1.ffn.down", 1, "down"),
-        ("blocks.2.attention.qkv", 2, "qkv"),
-        ("blocks.2.attention.out", 2, "out"),
-    ]
-    assert [row["slot"] for row in rows if row["block"] == 1][:4] == ["fprop.x", "fprop.w", "dgrad.dy", "weight"]
 
 
 def test_layers_that_share_an_input_each_report_it() -> None:
@@ -326,40 +286,6 @@ def test_a_window_goes_on_from_a_checkpoint_as_though_nothing_had_been(spec: Rec
     model.load_state_dict(weights)
     observer.load_state(state)
     assert steps(observer, quantization, model, range(2, 4)) == straight
-
-
-def test_a_state_is_a_copy() -> None:
-    observer, model = Observer(ALWAYS), tiny("llama2", layers=1)
-    quantization = quantize(model, recipe(MIXED), observer=observer)
-    steps(observer, quantization, model, range(1))
-    state = observer.state()
-    before = {name: values.clone() for name, values in state.items()}
-    for _ in range(2):  # first after `state()`, then after `load_state`: further steps must not change `state`
-        steps(observer, quantization, model, range(1, 3))
-        observer.flush()
-        assert all(torch.equal(before[name], state[name]) for name in before)
-        observer.load_state(state)
-
-
-def test_the_state_of_other_layers_is_refused() -> None:
-    states = {}
-    for layers in (1, 2):
-        observer = Observer(ALWAYS)
-        quantize(tiny("gpt2", layers=layers), recipe(MIXED), observer=observer)
-        states[layers] = observer.state()
-    with pytest.raises(ValueError, match=naming("observer", "8 layers")):
-        observer.load_state(states[1])
-    with pytest.raises(ValueError, match=naming("{}", "8 layers")):
-        observer.load_state({})
-    with pytest.raises(ValueError, match="layers"):
-        observer.load_state({**states[2], "layers": torch.zeros(1)})
-
-
-@pytest.mark.parametrize(("field", "value"), [("window", 0), ("window", -1), ("every", -1), ("gradients_every", -5)])
-def test_numbers_of_steps_that_are_none_are_refused(field: str, value: int) -> None:
-    least = "1 or more" if field == "window" else "0 (never) or more"
-    with pytest.raises(ValueError, match=re.escape(f"observer.{field} {value}: expected a number of steps, {least}")):
-        Observer(replace(ObserverConfig(), **{field: value}))  # type: ignore[arg-type]
 
 
 class Waits(TorchDispatchMode):

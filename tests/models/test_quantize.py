@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from functools import cache
 from itertools import product
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from fewbits.kernels.api import fake_quantize
 from fewbits.models.networks.decoder import Decoder
 from fewbits.models.networks.presets import MODELS
-from fewbits.models.networks.registry import build, on_meta
+from fewbits.models.networks.registry import on_meta
 from fewbits.models.observer import Observer, ObserverConfig
 from fewbits.models.quantize import Quantization, quantize
 from fewbits.models.quantized_linear import QuantizedLinear
@@ -56,19 +55,6 @@ def test_a_recipe_that_quantizes_nothing_trains_exactly_as_the_plain_model(
 
 def named(model: nn.Module) -> list[tuple[str, int, str | None]]:
     return [(layer.name, layer.block, layer.part) for layer in linear_layers(model)]
-
-
-def test_the_layers_of_our_models_are_those_of_the_blocks_by_the_words_they_carry() -> None:
-    assert named(tiny("gpt2", layers=1)) == [
-        ("blocks.0.attention.qkv", 0, "qkv"),
-        ("blocks.0.attention.out", 0, "out"),
-        ("blocks.0.ffn.up", 0, "up"),
-        ("blocks.0.ffn.down", 0, "down"),
-    ]
-    assert [part for _, _, part in named(tiny("llama2", layers=1))] == ["qkv"] * 3 + ["out"] + ["up"] * 2 + ["down"]
-    assert [layer[1:] for layer in named(tiny("hybrid", **FAMILIES["hybrid"]))] == [
-        *((0, "in"), (0, "out"), (1, "up"), (1, "down"), (2, "qkv"), (2, "out"))
-    ]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -137,21 +123,6 @@ def test_the_layers_of_others_models_are_found_with_their_parts_and_heads_left_a
     ]
     assert named(Titan())[0] == ("layers.2.wq", 0, "qkv")
     assert [layer[1:] for layer in named(Titan())][:4] == [(0, part) for part in ("qkv", "out", "up", "down")]
-
-
-def test_places_in_a_sequence_are_blocks_whatever_their_names() -> None:
-    """Check that each item of an nn.Sequential is a block, numbered by its position, even if it has no linear layer."""
-    model = nn.Sequential(OrderedDict(first=nn.Linear(4, 4), act=nn.ReLU(), last=nn.Sequential(nn.Linear(4, 2))))
-    assert named(model) == [("first", 0, None), ("last.0", 2, None)]
-
-
-def test_a_module_without_blocks_is_one_block() -> None:
-    class Plain(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc1, self.fc2 = nn.Linear(4, 4), nn.Linear(4, 2)
-
-    assert named(Plain()) == [("fc1", 0, "up"), ("fc2", 0, "down")]
 
 
 def test_what_multihead_attention_multiplies_by_itself_is_not_called_quantized() -> None:
@@ -269,17 +240,6 @@ def test_forward_alone_switched_leaves_backward_with_the_quantized_original() ->
     assert equal(*gradients)
 
 
-def test_a_switch_happens_at_its_very_fraction() -> None:
-    """Check that the recipe switches in the first step whose progress is at least `switch.at`."""
-    quantization = quantize(nn.Sequential(linear(32, 48)), recipe(E4M3, switch={"at": 0.82}))
-    for step, switched in ((0, False), (81, False), (82, True), (100, True)):
-        quantization.begin(step, progress=step / 100)
-        assert quantization.context.switched == switched
-    never = quantize(nn.Sequential(linear(32, 48)), recipe(E4M3))  # `switch.at` is 1, the end of training
-    never.begin(10, progress=1.0)
-    assert not never.context.switched
-
-
 # ---- models from other libraries
 
 
@@ -368,14 +328,6 @@ def test_nothing_holds_a_quantized_weight_that_is_not_kept() -> None:
         return sum(size for place, size in held if place != layer.weight.data_ptr())
 
     assert bytes_held(True) - bytes_held(False) == 48 * 32 * 4
-
-
-@pytest.mark.parametrize("keep_weights", [True, False])
-def test_a_cast_of_the_head_is_held_only_if_weights_are_kept(keep_weights: bool) -> None:
-    model = build(MODELS["gpt2-nano"], seed=1)
-    quantize(model, recipe(E4M3), keep_weights=keep_weights)
-    model(torch.zeros(1, 3, dtype=torch.long))
-    assert (model.head._cast._cast is not None) == keep_weights
 
 
 def test_an_attached_optimizer_counts_steps_and_calls_in_training_between_them() -> None:
@@ -476,7 +428,6 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"keep": {"first": 1, "last": 1}},
         "recipe mine keeps the first 1 and last 1 of 2 blocks in high precision: no layer would be quantized; use a",
     ),
-    "more blocks kept than there are": (gpt2, {"keep": {"last": 8}}, "keeps the first 0 and last 8 of 2 blocks in"),
     "a name that no layer has": (
         gpt2,
         {"keep": {"names": ["*.ffn.gate"]}},
@@ -489,20 +440,10 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
         "recipe mine selects layers by part, but the part of 0, 1, 2, 3, 4, 5 and 2 more is unknown: give the module "
         "an attribute `part`, one of qkv, out, up, down, in",
     ),
-    "a sampler for layers whose part is unknown": (
-        unknown_parts,
-        {"sampler": {"kind": "gaussws"}},
-        "recipe mine selects layers by part, but the part of 0, 1",
-    ),
     "a part that no layer has": (
         gpt2,
         {"keep": {"parts": ["in"]}},
         "keep.parts: no layer has the part in; the model has only down, out, qkv, up",
-    ),
-    "a sampler for missing parts": (
-        gpt2,
-        {"sampler": {"kind": "diffq", "parts": ["in"]}},
-        "the model has only the parts down, out, qkv, up",
     ),
 }
 
@@ -574,13 +515,3 @@ def test_a_recipe_that_does_not_fit_the_model_is_refused_and_changes_nothing(cas
     with pytest.raises(ValueError, match=re.escape(message)):
         bad(model, **others)
     assert not any(isinstance(module, QuantizedLinear) for module in model.modules())
-
-
-def test_a_layer_says_what_it_does() -> None:
-    model = nn.Sequential(linear(32, 48))
-    quantize(model, recipe(E4M3, "high", MIXED, "same", "high", SR))
-    x: Tensor | str = repr(model[0])
-    assert x == (
-        f"QuantizedLinear(32 → 48, fprop.x={E4M3}, fprop.w=high, dgrad.dy={MIXED}, dgrad.w=high, wgrad.dy=high, "
-        f"wgrad.x={SR})"
-    )

@@ -257,16 +257,6 @@ def test_signs_drawn_for_each_gemm_are_its_operands_alike_and_no_other_gemms() -
     assert set(read_specs(other, other.layers[0], 0, 0)) < seen  # a new model repeats them, as a resumed trial must
 
 
-def test_layers_that_read_one_tensor_turned_for_each_gemm_do_not_share_it() -> None:
-    """Check that two layers with the same input quantize it separately if each draws its own rotation signs."""
-    fork = Fork()
-    quantize(fork, recipe(*("high",) * 4, EACH, EACH))
-    with Calls() as calls:
-        fork(normal(24, 32, seed=1).requires_grad_()).sum().backward()
-    specs = [args[0] for name, shape, args in calls.made if name == "quantize" and shape == (24, 32)]
-    assert len(specs) == len(set(specs)) == 2
-
-
 def test_operands_computed_again_at_another_moment_still_turn_alike() -> None:
     """Check that a GEMM's operands get equal signs if checkpointing recomputes one in a later micro-batch."""
     layer, quantization = one_layer(recipe(EACH, output="fp32"), 32, 48)
@@ -314,17 +304,6 @@ def test_rows_and_columns_that_differ_are_quantized_in_one_reading_and_squares_o
     with Calls() as calls:
         layer(x).sum().backward()
     assert calls.of(24, 32) == ["mix", "mix"]
-
-
-def test_what_no_gemm_reads_is_not_quantized() -> None:
-    layer, _ = one_layer(recipe(E4M3), 32, 48)
-    x = noisy(24, 32, seed=1, dtype=torch.bfloat16)
-    with Calls() as calls, torch.no_grad():
-        layer(x)
-    assert calls.of(24, 32) == ["quantize"]  # x is quantized only for fprop, not for wgrad
-    with Calls() as calls:
-        layer(x).sum().backward()  # x requires no gradient, so dy is quantized only for wgrad
-    assert [(name, args[1]) for name, shape, args in calls.made if shape == (24, 48)] == [("quantize", 0)]
 
 
 def test_the_noise_of_squares_is_one_whichever_gemm_reads_them() -> None:
@@ -458,14 +437,6 @@ def test_layers_that_read_one_tensor_differently_each_quantize_it() -> None:
             )
 
 
-def test_an_input_is_quantized_in_each_dtype_that_it_is_read_in() -> None:
-    model, x = Fork(), noisy(24, 32, seed=1)
-    quantize(model, recipe(E4M3))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert model.blocks[0](x).dtype == torch.bfloat16
-    assert model.blocks[1](x).dtype == torch.float32
-
-
 def test_layers_under_autocast_share_their_input_too() -> None:
     model = Fork()
     quantize(model, recipe(E4M3))
@@ -562,17 +533,6 @@ def test_autocast_computes_in_its_dtype_over_fp32_parameters() -> None:
     assert equal(*results)
 
 
-def test_backward_called_under_autocast_still_multiplies_in_the_layers_dtype() -> None:
-    x, dy = normal(24, 32, seed=1), normal(24, 48, seed=2)
-    results: list[list[Tensor]] = []
-    for autocast in (True, False):
-        layer, _ = one_layer(recipe(E4M3, output="fp32"), 32, 48)
-        y = layer(x.requires_grad_())
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            results.append(list(torch.autograd.grad(y, (x, layer.weight), dy)))
-    assert equal(*results)
-
-
 @pytest.mark.parametrize("text", [E4M3, SR])
 def test_copies_and_pickles_compute_the_same_and_are_independent(text: str) -> None:
     model = nn.Sequential(linear(32, 48, seed=1), linear(48, 32, seed=2))
@@ -592,12 +552,3 @@ def test_copies_and_pickles_compute_the_same_and_are_independent(text: str) -> N
         assert torch.equal(model(x), expected)
         its.begin(4)
         assert quantization.context.step == 3
-
-
-def test_state_dicts_are_those_of_the_plain_model() -> None:
-    plain, quantized = tiny("gpt2"), tiny("gpt2", seed=2)
-    quantize(quantized, recipe(MIXED))
-    assert quantized.state_dict().keys() == plain.state_dict().keys()
-    quantized.load_state_dict(plain.state_dict())
-    quantize(plain, recipe(MIXED))
-    assert equal(train(plain, None, steps=1), train(quantized, None, steps=1))

@@ -1,7 +1,5 @@
 """Check that a cached cast of a weight is renewed after every kind of change of the weight."""
 
-import copy
-import pickle
 from collections.abc import Callable
 
 import pytest
@@ -68,25 +66,3 @@ def test_an_unchanged_weight_is_cast_once_and_its_gradient_has_its_own_dtype() -
     torch.autograd.backward((first, second), grads)
     assert w.grad is not None
     assert_same(w.grad, grads[0].float() + grads[1].float())
-
-
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda linear: pickle.loads(pickle.dumps(linear))])
-def test_a_copy_has_a_cast_of_its_own(again: Callable[[Linear], Linear]) -> None:
-    linear = layer()
-    linear(X)
-    other = again(linear)
-    step(lambda p: torch.optim.SGD(p, lr=0.5), other)
-    assert_same(other(X), expected(other))
-    assert_same(linear(X), expected(linear))
-    assert not torch.equal(other(X), linear(X))
-
-
-def test_a_compiled_layer_has_the_bits_and_gradients_of_an_eager_one() -> None:
-    eager, compiled = layer(), layer()
-    run = torch.compile(compiled, backend="aot_eager", fullgraph=True)
-    for _ in range(2):
-        for linear, call in ((eager, eager), (compiled, run)):
-            linear.weight.grad = None
-            call(X).float().square().sum().backward()
-            torch.optim.SGD(linear.parameters(), lr=0.1).step()
-        assert_same(compiled.weight.detach(), eager.weight.detach())

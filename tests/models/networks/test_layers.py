@@ -10,7 +10,6 @@ from torch import Tensor
 from fewbits.models.networks.layers import (
     NORMS,
     Linear,
-    Rope,
 )
 
 EPS = 1e-5
@@ -64,14 +63,6 @@ def test_norms_compute_in_fp32_and_return_the_input_dtype(norm: str) -> None:
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in module.parameters())
 
 
-@pytest.mark.parametrize("norm", NORMS)
-def test_a_norm_starts_as_the_bare_norm(norm: str) -> None:
-    """Check that a new norm multiplies by 1 and adds 0."""
-    x = normal(2, 7, 48)
-    bare = F.rms_norm(x, (48,), eps=EPS) if norm == "rmsnorm" else F.layer_norm(x, (48,), eps=EPS)
-    torch.testing.assert_close(NORMS[norm](48, EPS, True)(x), bare)
-
-
 def test_a_linear_layer_keeps_fp32_and_computes_in_the_dtype_of_its_input() -> None:
     linear, x = Linear(16, 8, part="up", bias=True), normal(3, 16, dtype=torch.bfloat16)
     with torch.no_grad():
@@ -86,7 +77,3 @@ def test_a_linear_layer_keeps_fp32_and_computes_in_the_dtype_of_its_input() -> N
 
 
 # ------------------------------------------------------------------------------------------------ positions
-
-
-def test_rotations_are_no_part_of_the_state() -> None:
-    assert not Rope(head_dim=8, fraction=1.0, theta=100.0, context=20).state_dict()

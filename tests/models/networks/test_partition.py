@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from torch import nn
 
-from fewbits.models.networks.partition import _is_head, adam_mini_partition, muon_partition
+from fewbits.models.networks.partition import adam_mini_partition, muon_partition
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import on_meta
-from tests.messages import naming
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -40,14 +38,6 @@ def test_separate_queries_and_keys_go_by_head_and_the_other_linear_layers_by_neu
         "ffn.up.weight": (1,) * 512,
         "ffn.down.weight": (1,) * 256,
     }
-
-
-def test_embeddings_and_head_go_by_row() -> None:
-    model = on_meta(MODELS["llama2-nano"])
-    assert adam_mini_partition(model)["head.weight"] == (1,) * 256
-    model = on_meta(MODELS["gpt2-nano"])
-    for name in ("embed.weight", "positions.weight"):
-        assert set(adam_mini_partition(model)[name]) == {1}
 
 
 def test_muons_matrices_are_the_linear_layers_of_blocks_router_and_experts_included() -> None:
@@ -101,36 +91,3 @@ def test_a_foreign_llama_is_partitioned_like_ours() -> None:
     )
     theirs = sorted(map(str, adam_mini_partition(LlamaForCausalLM(config)).values()))
     assert theirs == sorted(map(str, adam_mini_partition(on_meta(MODELS["llama2-nano"])).values()))
-
-
-def test_a_module_without_attention_goes_by_neuron() -> None:
-    model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5))
-    assert adam_mini_partition(model) == {
-        "0.weight": (1,) * 5,
-        "0.bias": "element",
-        "1.weight": "tensor",
-        "1.bias": "element",
-    }
-
-
-@pytest.mark.parametrize("head_dim", [None, 0, 4])
-def test_queries_without_a_heads_dimension_are_refused(head_dim: int | None) -> None:
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head_dim, self.q_proj = head_dim, nn.Linear(4, 6)
-
-    with pytest.raises(ValueError, match=naming("q_proj", 6, head_dim)):
-        adam_mini_partition(nn.Sequential(Attention()))
-
-
-def test_an_attentions_output_is_no_head() -> None:
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.output = nn.Linear(4, 6, bias=False)
-
-    attention = Layer()
-    attention.head_dim = 2  # type: ignore[assignment]
-    model = nn.ModuleDict({"layer": Layer(), "attention": attention})
-    assert [_is_head(model, f"{name}.output", "weight") for name in model] == [True, False]

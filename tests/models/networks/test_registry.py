@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from fewbits.models.networks.decoder import Decoder, DecoderConfig
-from fewbits.models.networks.layers import Linear
 from fewbits.models.networks.presets import MODELS
-from fewbits.models.networks.registry import build, flops_per_token, linear_parameters, model, on_meta, parameters
-from tests.messages import naming
+from fewbits.models.networks.registry import build, flops_per_token, linear_parameters, parameters
 
 NANOS = [name for name in MODELS if name.endswith("-nano")]
 BILLION, MILLION = 10**9, 10**6
@@ -58,44 +56,7 @@ def test_a_model_has_as_many_parameters_as_published(
     assert f"{count(config) / unit:.{decimals}f}" == printed
 
 
-@pytest.mark.parametrize(("name", "mamba", "ffn", "attention"), [("hybrid-8b", 24, 24, 4), ("hybrid-12b", 28, 28, 6)])
-def test_a_hybrid_has_as_many_blocks_of_each_kind_as_published(name: str, mamba: int, ffn: int, attention: int) -> None:
-    pattern = MODELS[name].pattern
-    assert tuple(map(pattern.count, "M-*")) == (mamba, ffn, attention)
-    assert pattern.endswith("M-M-M-M-")
-
-
 # ------------------------------------------------------------------------------------------------ the -nano models
-
-
-@pytest.mark.parametrize("name", NANOS)
-def test_every_operand_of_a_nano_model_holds_four_blocks_of_128_by_128(name: str) -> None:
-    config = MODELS[name]
-    for linear in on_meta(config).blocks.modules():
-        if isinstance(linear, Linear):
-            tokens = config.context  # tokens of a single sequence
-            if linear.part == "router":
-                continue
-            for rows, cols in (linear.weight.shape, (tokens, linear.in_features), (tokens, linear.out_features)):
-                assert min(rows, cols) >= 256
-                assert math.ceil(rows / 128) * math.ceil(cols / 128) >= 4
-
-
-@pytest.mark.parametrize("name", NANOS)
-def test_a_nano_model_has_blocks_beyond_the_last_four(name: str) -> None:
-    config = MODELS[name]
-    assert config.width >= 256
-    assert config.layers >= (12 if config.pattern else 6)
-    assert config.vocab == 256
-
-
-@pytest.mark.parametrize("name", NANOS)
-def test_a_nano_model_has_its_familys_parts(name: str) -> None:
-    large = {"gpt2": "gpt2-124m", "llama2": "llama2-134m", "nemotron": "nemotron3-8b", "hybrid": "hybrid-8b"}
-    large["moe"] = "moe-1b-7b"
-    family = MODELS[large[name.removesuffix("-nano")]]
-    parts = ("activation", "norm", "positions", "rope_fraction", "tied", "bias", "fused_qkv", "init", "mamba_expand")
-    assert all(getattr(MODELS[name], part) == getattr(family, part) for part in parts)
 
 
 # ------------------------------------------------------------------------------------------------ initial parameters
@@ -115,31 +76,6 @@ def test_a_seed_decides_every_bit_and_the_global_generator_is_left_alone(name: s
     second, other = bits(build(MODELS[name], seed=7)), bits(build(MODELS[name], seed=8))
     assert all(torch.equal(first[parameter], second[parameter]) for parameter in first)
     assert not torch.equal(first["embed.weight"], other["embed.weight"])
-
-
-def test_no_two_parameters_start_alike() -> None:
-    weights = [x[:256, :256] for x in bits(build(MODELS["llama2-nano"], seed=7)).values() if x.ndim == 2]
-    assert all(not torch.equal(a, b) for i, a in enumerate(weights) for b in weights[:i])
-
-
-def test_a_deeper_model_starts_with_the_same_first_blocks() -> None:
-    config = MODELS["llama2-nano"]
-    shallow, deep = bits(build(config, seed=7)), bits(build(replace(config, layers=10), seed=7))
-    assert all(torch.equal(shallow[name], deep[name]) for name in shallow)
-
-
-def test_gpt2s_deeper_model_differs_in_the_scale_of_what_joins_the_residual_stream_alone() -> None:
-    config = MODELS["gpt2-nano"]
-    shallow, deep = build(config, seed=7), build(replace(config, layers=24), seed=7)
-    for name, weight in shallow.named_parameters():
-        scale = 2 if name.endswith(("out.weight", "down.weight")) else 1  # √(24 / 6), by the numbers of blocks
-        torch.testing.assert_close(weight, deep.get_parameter(name) * scale, rtol=1e-6, atol=0)
-
-
-def test_another_vocabulary_leaves_the_blocks_as_they_are() -> None:
-    config = MODELS["nemotron-nano"]
-    bytes_, words = bits(build(config, seed=7)), bits(build(replace(config, vocab=512), seed=7))
-    assert all(torch.equal(bytes_[name], words[name]) for name in bytes_ if name.startswith("blocks"))
 
 
 # Model: the standard deviation of initial weights, by name; a hybrid's block has one branch, other blocks have two.
@@ -170,9 +106,3 @@ def test_no_parameter_is_left_unfilled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: empty(*args, **kwargs).fill_(torch.nan))
     for name in NANOS:
         assert all(parameter.isfinite().all() for parameter in build(MODELS[name], seed=7).parameters())
-
-
-def test_an_unknown_name_is_answered_with_the_names() -> None:
-    with pytest.raises(ValueError, match=naming("gpt3", "gpt2-124m, llama2-134m", "hybrid-nano")):
-        model("gpt3")
-    assert model("gpt2-nano") is MODELS["gpt2-nano"]
