@@ -12,12 +12,11 @@ from typing import Any
 
 import hydra
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from fewbits.experiments.composition import cached, compose, compose_file, override_values, read_override, spelled
+from fewbits.experiments.composition import cached, compose, compose_file, spelled
 from fewbits.experiments.config import load_trial, prepare, resolved
 from fewbits.experiments.config_files import FOLDER, ROOT, folders
 from tests.effort import examples
@@ -117,24 +116,6 @@ def test_any_words_come_to_what_hydra_makes_of_them(
         assert node == value  # the config has the value that `spelled` wrote as text
 
 
-@pytest.mark.parametrize(
-    ("typed", "values"),
-    [
-        ("data.path=../naïve texts/日本 – ß.txt", ["../naïve texts/日本 – ß.txt"]),
-        ("data.path=~/my notes (1) & #2!.txt", ["~/my notes (1) & #2!.txt"]),
-        ("data.path=ä.txt,b c.txt", ["ä.txt", "b c.txt"]),
-        ("recipe=./größe.yaml,bf16", ["./größe.yaml", "bf16"]),
-        ('recipe="./größe.yaml",bf16', ["./größe.yaml", "bf16"]),
-        ("hydra.searchpath=[konf ü, other/conf]", [["konf ü", "other/conf"]]),
-        ("data.path=null", [None]),
-    ],
-)
-def test_paths_and_letters_of_any_language_need_no_quotes(typed: str, values: list[object]) -> None:
-    assert override_values(typed) == values
-    in_hydras_grammar = OverridesParser.create().parse_override(str(read_override(typed).input_line))
-    assert override_values(str(in_hydras_grammar.input_line)) == values
-
-
 def test_a_path_with_a_letter_of_another_language_is_a_setting_and_a_config(tmp_path: Path) -> None:
     (tmp_path / "größe 日本.yaml").write_text("defaults: [mor/tensor]\nthreshold: 0.03\n")
     for force in ("", "++"):  # Hydra itself applies ++KEY=VALUE, and with it all others
@@ -203,14 +184,6 @@ def test_a_sweep_file_is_composed_once_until_it_its_scale_or_overrides_change(sw
     assert composed() == BASE | {"steps": 2, "width": 2}
 
 
-def test_a_sweep_file_with_a_defaults_list_is_composed_each_time(sweep_file: Path, folder: Path) -> None:
-    sweep_file.write_text("defaults: [other, _self_]\nsteps: 1")
-    for about in ("one", "two"):
-        (sweep_file.parent / "other.yaml").write_text(f"about: {about}")
-        assert compose_file(sweep_file, BASE, [], "scale") == BASE | {"steps": 1, "width": 1, "about": about}
-    assert not folder.exists()
-
-
 @pytest.mark.parametrize("damage", ["", "{", "[1]", "null", '"text"'])
 def test_a_damaged_file_is_composed_again(damage: str, folder: Path) -> None:
     composed = cached("it", hydra_composes(()))
@@ -218,11 +191,6 @@ def test_a_damaged_file_is_composed_again(damage: str, folder: Path) -> None:
     file.write_text(damage)
     assert cached("it", hydra_composes(())) == composed
     assert json.loads(file.read_text())["seed"] == composed["seed"]
-
-
-def test_a_config_that_json_would_change_is_not_cached(folder: Path) -> None:
-    assert list(cached("it", lambda: OmegaConf.create({1: "one"})).values()) == ["one"]
-    assert not folder.exists()
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,24 +81,6 @@ def test_a_mistake_in_ones_own_configs_is_one_line(overrides: list[str], message
     assert "\n" not in str(error.value)
 
 
-def test_a_bad_file_stops_only_what_uses_it(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    write("conf/recipe/own.yaml", RECIPE.format(last=1))
-    (Path(CONF) / "recipe" / ".#own.yaml").symlink_to("nobody@nowhere.1")
-    write("conf/recipe/.ipynb_checkpoints/own-checkpoint.yaml", "{")
-    (Path(CONF) / "recipe" / "folder.yaml").mkdir()
-    bad = write("conf/recipe/latin.yaml", "")
-    bad.write_bytes("about: é\n".encode("latin-1"))
-    assert load_recipe("own").keep.last == 1
-    assert [name for name in names("recipe", folders()) if name not in names("recipe")] == ["latin", "own"]
-    assert cli.main(["list", "recipes"]) == 2
-    printed = capsys.readouterr()
-    assert "own\n" in printed.out
-    assert printed.err.count("UTF-8") == 1
-    assert printed.err.count("latin.yaml") == 1
-    with pytest.raises(ValueError, match=naming("latin.yaml", "UTF-8")):
-        load_recipe("latin")
-
-
 @pytest.mark.parametrize("value", ["one.yaml", "./one.yaml", "../here/one.yaml", "some where/one.yaml", "ABSOLUTE"])
 def test_any_path_chooses_a_file(value: str, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write("here/one.yaml", f"defaults: [fp8, _self_]\n{RECIPE.format(last=5)}")
@@ -119,11 +101,6 @@ def test_a_path_that_hydra_would_read_from_its_search_path_is_refused(choice: st
         load_trial([choice])
     trial, _ = load_trial([f"{group}={file}"])
     assert trial.recipe.keep.last == 2 if group == "recipe" else trial.model.name == "small"
-
-
-def test_a_folder_named_conf_without_configs_is_not_searched(write: Write) -> None:
-    write("conf/nginx.yaml", "a: 1\n")
-    assert folders().paths == ()
 
 
 def test_sweep_files_have_names(write: Write, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:

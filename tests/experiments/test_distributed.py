@@ -130,14 +130,6 @@ def test_the_statistics_of_two_ranks_are_those_of_one(cache: Path, tmp_path: Pat
     pd.testing.assert_frame_equal(slots[0], slots[1], check_exact=True)
 
 
-def test_a_batch_that_two_processes_cannot_share_is_refused_by_both(cache: Path, tmp_path: Path) -> None:
-    assert two_processes(cache, tmp_path / "runs", "training.batch=2") == [2, 2]
-    said = (tmp_path / "output-1").read_text()
-    assert said == ("fewbits: training.batch 2: 2 ranks of training.micro_batch 2 need a multiple of 4\n")
-    assert not (tmp_path / "runs").exists()
-    assert "RANK" not in os.environ
-
-
 def test_three_ranks_stop_together_when_one_is_asked_and_resume_to_the_same_bytes(cache: Path, tmp_path: Path) -> None:
     """Check that Ctrl-C on one rank stops all ranks, and that the resumed trial has the bytes of an uninterrupted one.
 

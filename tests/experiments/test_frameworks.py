@@ -38,18 +38,6 @@ def all_equal(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
-def in_a_plain_loop(steps: int = STEPS) -> list[Tensor]:
-    """Return the weights after training on one batch per step, in two micro-batches."""
-    model, optimizer, quantization = noisy()
-    quantization.attach(model, optimizer)
-    for step in range(steps):
-        for micro_batch in range(2):
-            (loss_of(model, 2 * step + micro_batch) / 2).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return weights_of(model)
-
-
 class Batches(torch.utils.data.Dataset[dict[str, Tensor]]):
     """The rows of the batches that `loss_of` uses, in their order."""
 
@@ -86,6 +74,18 @@ def test_hugging_faces_trainer_resumes_to_the_same_bits(tmp_path: Path) -> None:
     expected = trained(tmp_path / "whole")
     trained(tmp_path / "first", steps=2)
     assert all_equal(trained(tmp_path / "second", tmp_path / "first" / "checkpoint-2"), expected)
+
+
+def in_a_plain_loop(steps: int = STEPS) -> list[Tensor]:
+    """Return the weights after training on one batch per step, in two micro-batches."""
+    model, optimizer, quantization = noisy()
+    quantization.attach(model, optimizer)
+    for step in range(steps):
+        for micro_batch in range(2):
+            (loss_of(model, 2 * step + micro_batch) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights_of(model)
 
 
 def test_accelerate_resumes_to_the_same_bits(tmp_path: Path) -> None:
@@ -150,24 +150,6 @@ def test_lightning_resumes_to_the_same_bits(tmp_path: Path) -> None:
     expected = trained(2)
     trained(1)
     assert all_equal(trained(2, tmp_path / "1.ckpt"), expected)
-
-
-def test_a_compiled_model_and_checkpointed_activations_give_the_bits_of_the_plain_model() -> None:
-    expected = in_a_plain_loop(2)
-    for how in ("compiled", "checkpointed"):
-        torch._dynamo.reset()
-        model, optimizer, quantization = noisy()
-        quantization.attach(model, optimizer)
-        if how == "checkpointed":
-            model.activation_checkpointing_enable({"use_reentrant": False})
-            model.train()
-        wrapped = torch.compile(model, backend="eager") if how == "compiled" else model
-        for step in range(2):
-            for micro_batch in range(2):
-                (loss_of(wrapped, 2 * step + micro_batch) / 2).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        assert all_equal(weights_of(model), expected), how
 
 
 @pytest.mark.parametrize("family", ["Llama", "GPT2"])

@@ -14,12 +14,12 @@ from fewbits import cli
 from fewbits.experiments import identity as identity_module
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.devices import check_openmp
-from fewbits.experiments.environment import computed, environment, environments
+from fewbits.experiments.environment import environments
 from fewbits.experiments.identity import FREE, ParentPoint, identity, is_current, trial_id
 from fewbits.experiments.trial import Runtime
-from fewbits.kernels.backends import cpu, processor, reference
+from fewbits.kernels.backends import cpu, reference
 from fewbits.kernels.reference import attention
-from tests.experiments.trial_inputs import MOR, left, metric, overrides, train, train_until
+from tests.experiments.trial_inputs import left, metric, overrides, train, train_until
 from tests.kernels.orders import ORDERS
 
 # The hash of the names of all settings that were there when ids began to contain them all; see the test below.
@@ -45,13 +45,6 @@ def test_names_intervals_and_extra_evaluation_are_no_part_of_an_id() -> None:
     runtime_overrides = [f"runtime.{key}={value}" for key, value in settings.items()]
     assert the_id(*overrides, *runtime_overrides) == the_id(*overrides)
     assert {field.name for field in dataclasses.fields(Runtime)} == {*settings, "device", "threads"}  # tested below
-
-
-def test_equal_recipes_by_other_names_are_one_trial(cache: Path, tmp_path: Path) -> None:
-    assert the_id("recipe=mor/block", "recipe.threshold=0.05") == the_id("recipe=mor/threshold-5")
-    first, _ = train(cache, tmp_path, "recipe=mor/threshold-5", "recipe.block=32x32", "training.steps=2")
-    same, _ = train(cache, tmp_path, *MOR, "recipe.threshold=0.05", "training.steps=2")
-    assert same == first
 
 
 def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], bool]]:
@@ -117,15 +110,6 @@ def test_a_setting_that_is_added_later_leaves_the_ids_of_trials_that_do_not_use_
     assert trial_id(identity(other, "data", "cpu")) != trial_id(identity(trial, "data", "cpu"))
 
 
-def test_a_rule_of_a_recipe_is_part_of_an_id() -> None:
-    trials = [load_trial(["recipe=deepseek-v3", f"recipe.attention_output={text}"])[0] for text in ("high", "bf16")]
-    assert len({trial_id(identity(trial, "data", "cpu")) for trial in trials}) == 2
-
-
-def test_settings_that_have_their_defaults_are_hashed_so_that_defaults_may_change() -> None:
-    assert identity(load_trial([])[0], "data", "cpu")["config"]["training"]["blow_up"] == 3.0
-
-
 def test_data_device_ranks_threads_and_parent_are_part_of_an_id() -> None:
     parent = ParentPoint("parent", 8)
     ids = [
@@ -189,23 +173,6 @@ def test_a_part_that_was_computed_again_counts_where_it_was_computed_last(steps:
     assert environments({"segments": parts}) == [{"kind": "a"}, {"kind": "c"}]
 
 
-@pytest.mark.parametrize(
-    ("limits", "expected"),
-    [({}, "avx512-bf16"), ({"ONEDNN_MAX_CPU_ISA": "AVX2"}, "avx2"), ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, "avx512")],
-)
-def test_an_instruction_set_is_the_widest_that_is_allowed(
-    limits: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flags = {"flags": "avx2 avx512f avx512bw avx512_bf16", "vendor_id": "AuthenticAMD"}
-    monkeypatch.setattr(processor, "_cpuinfo", flags.get)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    for name, value in limits.items():
-        monkeypatch.setenv(name, value)
-    assert processor.instruction_set() == expected
-    assert environment(torch.device("cpu"))["kind"] == f"amd-{expected}"
-
-
 # Sources
 
 
@@ -250,14 +217,6 @@ def test_backends_are_provenance_and_give_the_same_numbers(
     assert runs["cpu"].id == runs["reference"].id
     assert left(runs["cpu"].path) == left(runs["reference"].path)
     assert metric(runs["cpu"], "loss") == metric(runs["reference"], "loss")
-
-
-def test_variables_that_change_sums_are_part_of_what_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FEWBITS_CPU_ARCH", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS"):
-        monkeypatch.delenv(name, raising=False)
-    usual = computed([environment(torch.device("cpu"))])
-    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
-    assert computed([environment(torch.device("cpu"))]) != usual
 
 
 @pytest.mark.parametrize(("name", "value"), [("OMP_THREAD_LIMIT", "1"), ("OMP_DYNAMIC", "true")])

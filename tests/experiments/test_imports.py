@@ -11,18 +11,15 @@ import torch
 from fewbits import cli
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.evaluation.evaluate import evaluate
-from fewbits.experiments.identity import is_current
 from fewbits.experiments.imports import import_run
 from fewbits.experiments.probes.probe import probe
-from fewbits.experiments.storage.branches import find_parent
 from fewbits.experiments.storage.finished_run import FinishedRun, export_run
-from fewbits.experiments.storage.run_folder import RunFolder, saved_trial
+from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.training import run
-from fewbits.experiments.trial import Branch, Runtime
+from fewbits.experiments.trial import Runtime
 from fewbits.kernels.packed import decode
 from fewbits.models.importing.sources import read_published
 from fewbits.models.quantize import unquantized
-from tests.experiments.data.data_inputs import bin_folder
 from tests.experiments.trial_inputs import overrides, tensors, train
 from tests.messages import names
 
@@ -103,28 +100,6 @@ def test_a_packed_export_in_shards_is_imported_with_the_bits_that_fprop_reads(
         assert torch.equal(read[name].bfloat16(), decode(packed[name])), name
 
 
-def test_a_hybrid_is_refused_without_a_trace(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = ("model=hybrid-nano", "model.pattern=M*", "model.mamba_head_dim=32")
-    folder, _ = train(cache, tmp_path / "runs", "training.steps=2", *small)
-    capsys.readouterr()
-    assert export(folder, tmp_path / "exported", cache) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert names(error, "hybrid-nano", "Mamba-2")
-    assert not (tmp_path / "exported").exists()
-
-
-def test_a_run_without_tokenizer_is_exported(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, _ = train(cache, tmp_path / "runs", "training.steps=2", "model=gpt2-nano")
-    capsys.readouterr()
-    out = tmp_path / "exported"
-    assert export(folder, out, cache) == 0
-    assert names(capsys.readouterr().err, "no tokenizer", "synthetic")
-    assert sorted(path.name for path in out.iterdir()) == ["config.json", "generation_config.json", "model.safetensors"]
-    assert json.loads((out / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
-    assert len({path.stat().st_mode for path in out.iterdir()}) == 1  # safetensors' own files are for their owner alone
-
-
 def test_export_and_import_keep_a_run(trained: RunFolder, imported: RunFolder, published: Path, cache: Path) -> None:
     before, after = (FinishedRun.open(folder.path, cache=cache) for folder in (trained, imported))
     assert after.step == 0
@@ -168,35 +143,6 @@ def test_a_branch_chooses_its_own_seed_and_length(imported: RunFolder, cache: Pa
     assert len(losses) == 2, "each seed reads the data in its own order"
 
 
-def test_only_other_settings_make_another_run(imported: RunFolder, published: Path, cache: Path) -> None:
-    runs, before = imported.path.parent, (imported.path / "provenance.json").read_bytes()
-    again = import_run(str(published), runs, name="renamed", overrides=SETTINGS, cache=cache)
-    assert (again.folder.path, again.new) == (imported.path, False)
-    assert (imported.path / "provenance.json").read_bytes() == before
-    other = import_run(str(published), runs, overrides=(*SETTINGS, "training.micro_batch=4"), cache=cache)
-    assert other.new
-    assert other.folder.id != imported.id
-    shutil.rmtree(other.folder.path)
-
-
-def test_an_imported_run_keeps_its_tokenizer_when_the_store_moves(imported: RunFolder, tmp_path: Path) -> None:
-    moved = shutil.copytree(imported.path, tmp_path / imported.path.name)
-    assert saved_trial(moved).data.tokenizer == f"file:{moved / 'tokenizer.json'}"
-
-
-def test_no_change_of_the_sources_makes_an_import_stale(imported: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fewbits.experiments.identity.numerics", lambda: {"numerics": 9})
-    provenance = imported.provenance() or {}
-    assert is_current(provenance)
-
-
-def test_a_model_of_bytes_keeps_the_tokenizer_bytes(cache: Path, tmp_path: Path) -> None:
-    folder, _ = train(cache, tmp_path / "runs", *DATA, "training.steps=1", "model=gpt2-nano")
-    assert export(folder, tmp_path / "bytes", cache) == 0
-    imported = import_run(str(tmp_path / "bytes"), tmp_path / "imports", overrides=SETTINGS, cache=cache)
-    assert saved_trial(imported.folder.path).data.tokenizer == "bytes"
-
-
 # ------------------------------------------------------------------------------------------------ errors
 
 
@@ -238,23 +184,3 @@ def test_a_wrong_source_is_one_line(
     assert error.count("\n") == 1, error
     assert names(error, *named), error
     assert not (tmp_path / "runs").exists()
-
-
-def test_data_that_are_tokens_need_no_tokenizer(published: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(published, tmp_path / "source")
-    (folder / "tokenizer.json").unlink()
-    tokens = bin_folder(tmp_path / "tokens", range(400), range(400))
-    data = ("data=bin", f"data.path={tokens}", "training.length=64", "evaluation.windows=2")
-    assert import_run(str(folder), tmp_path / "runs", overrides=data, cache=tmp_path / "cache").new
-    too_many = bin_folder(tmp_path / "more", [*range(400), 600], range(400))
-    with pytest.raises(ValueError, match="601"):
-        import_run(str(folder), tmp_path / "runs", overrides=(*data, f"data.path={too_many}"), cache=tmp_path / "cache")
-
-
-def test_an_imported_run_is_found_by_its_model(imported: RunFolder, tmp_path: Path) -> None:
-    store, model = imported.path.parent, saved_trial(imported.path).model.name
-    parent = find_parent(Branch(f"imported:{model}", 0), store)
-    assert parent is not None
-    assert (parent.folder.path, parent.step) == (imported.path, 0)
-    with pytest.raises(ValueError, match=r"imported:other .* none"):
-        find_parent(Branch("imported:other", 0), store)

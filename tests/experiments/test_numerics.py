@@ -7,17 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fewbits import cli
 from fewbits.experiments import numerics
 from fewbits.experiments.numerics import (
-    BUT,
-    NOT_COMPUTING,
     ROOT,
     changed,
     cpp_digest,
     python_digest,
-    record,
-    recorded,
     running,
 )
 
@@ -108,12 +103,6 @@ def test_an_edit_of_what_is_computed_changes_a_digest(name: str) -> None:
     assert digest(base.replace(*edit)) != digest(base)
 
 
-def test_strings_elsewhere_than_in_messages_count() -> None:
-    assert python_digest('KIND = "a"') != python_digest('KIND = "b"')
-    assert python_digest('f("a")') != python_digest('f("b")')
-    assert python_digest('{**a, "b": c}') != python_digest('{"b": a, **c}')
-
-
 # All sources together
 
 
@@ -130,19 +119,6 @@ def edit(root: Path, file: str, pattern: str, by: str) -> None:
     edited, count = re.subn(pattern, by, path.read_text("utf-8"), count=1)
     assert count
     path.write_text(edited, "utf-8")
-
-
-def test_every_name_of_files_that_do_not_compute_is_that_of_a_file() -> None:
-    for name in (*NOT_COMPUTING, *BUT):
-        assert list(ROOT.glob(f"{name}*")) or (ROOT / name).is_dir(), name
-
-
-def test_the_files_that_compute_include_those_that_are_imported_inside_functions_and_all_kernels() -> None:
-    files = set(running())
-    assert {"kernels/backends/cpu.py", "kernels/backends/gpu/cuda.py", "kernels/csrc/quantize.cu"} <= files
-    assert {"models/networks/layers.py", "experiments/optimization/optimizers.py", f"{BUT[0]}.py"} <= files
-    assert {*(f"{name.replace('.', '/')}.py" for name in numerics.START), "experiments/probes/variants.py"} <= files
-    assert not files & {"experiments/data/tokenizing.py", "experiments/config.py", "models/networks/presets.py"}
 
 
 @pytest.mark.parametrize(
@@ -176,54 +152,3 @@ def test_other_versions_of_python_find_the_same_digest(version: str) -> None:
 
 
 # The record
-
-
-def git(folder: Path, *arguments: str) -> str:
-    settings = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main")
-    done = subprocess.run(["git", *settings, *arguments], cwd=folder, capture_output=True, text=True)
-    assert not done.returncode, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_branches_that_touch_different_files_merge(tmp_path: Path) -> None:
-    """Check the closest case: two files whose entries follow each other."""
-    first, second, *_ = before = dict(running())
-    file = tmp_path / "numerics.txt"
-    record(2, before, file)
-    git(tmp_path, "init", "-q")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-qm", "base")
-    for branch, edited in (("one", first), ("two", second)):
-        git(tmp_path, "checkout", "-qb", branch, "main")
-        record(2, before | {edited: branch * 5}, file)
-        git(tmp_path, "commit", "-qam", branch)
-    git(tmp_path, "merge", "-q", "one", "-m", "merge")
-    recorded.cache_clear()
-    assert recorded(file) == (2, before | {first: "one" * 5, second: "two" * 5})
-
-
-def test_edited_sources_have_other_ids_which_is_said_once_and_the_old_ids_after_the_edit_is_undone(
-    copied: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before_edit = running(copied)
-    monkeypatch.setattr(numerics, "recorded", lambda: (2, before_edit))
-    monkeypatch.setattr(numerics, "running", lambda: running.__wrapped__(copied))
-
-    def ids() -> tuple[set[str], str]:
-        numerics.announce.cache_clear()
-        for _ in range(2):
-            assert cli.main(["train", "data=synthetic", f"runtime.cache={cache}", "runtime.device=cpu", "--id"]) == 0
-        printed = capsys.readouterr()
-        return set(printed.out.split()), printed.err
-
-    before = ids()
-    assert before[1] == ""
-    original = (copied / "models/observer.py").read_text("utf-8")
-    edit(copied, "models/observer.py", r"\Z", "\nOTHERS = 1\n")
-    edited, printed = ids()
-    assert edited.isdisjoint(before[0])
-    assert len(edited) == 1
-    assert printed.count("\n") == 1
-    assert "models/observer.py" in printed
-    (copied / "models/observer.py").write_text(original, "utf-8")
-    assert ids() == before

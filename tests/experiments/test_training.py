@@ -2,7 +2,6 @@
 
 import functools
 import math
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,14 @@ import pytest
 import torch
 
 from fewbits.commands.train import summary
-from fewbits.experiments.config import load_recipe, load_trial
+from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.load import load
 from fewbits.experiments.evaluation.loss import evaluate_loss
-from fewbits.experiments.identity import all_settings
 from fewbits.experiments.optimization.optimizers import clip_gradients, make_optimizer, set_learning_rate
 from fewbits.experiments.optimization.schedules import factor
-from fewbits.experiments.probes.probe import probe
 from fewbits.experiments.session import Progress
 from fewbits.experiments.storage import checkpoints
-from fewbits.experiments.storage.results import decision_shares, decisions, entry_names
+from fewbits.experiments.storage.results import decision_shares, decisions
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.trial import INITIAL, ORDER, ROUNDING
 from fewbits.kernels.seeds import derive_seed
@@ -86,16 +83,6 @@ def test_equal_seeds_share_weights_and_data_across_recipes_and_other_seeds_do_no
         }.items()
     }
     assert first["high"] == first["adam-mini"] == first["backward alone"] == first["noise"] != first["other"]
-
-
-def test_noise_has_a_seed_of_its_own(cache: Path, tmp_path: Path) -> None:
-    asked = ("recipe=nvfp4", "training.steps=2")
-    default, again, other = (
-        metric(train(cache, tmp_path, *asked, *more)[0], "gradient_norm")
-        for more in ((), ("training.rounding_seed=0",), ("training.rounding_seed=1",))
-    )
-    assert default == again
-    assert default[0] != other[0]
 
 
 def test_dropout_draws_the_same_masks_when_blocks_are_recomputed_and_after_an_interruption(
@@ -176,40 +163,6 @@ def test_tables_and_result_say_what_happened(cache: Path, tmp_path: Path) -> Non
     assert [(p.step, p.steps) for p in seen] == [(step, 12) for step in range(1, 13)]
     assert [p.loss for p in seen] == list(metrics["loss"])
     assert not (folder.path / "kept").exists()
-
-
-def test_every_column_of_the_tables_is_explained(cache: Path, tmp_path: Path) -> None:
-    folder, _ = train(
-        cache, tmp_path, *GAUSSWS_MOR, "training.steps=5", "precision.loss_scaling=static", "precision.every=1"
-    )
-    text = (Path(__file__).parents[2] / "docs" / "columns.md").read_text("utf-8")
-    for table in ("metrics", "numerics", "precision", "timing"):
-        about = text.partition(f"| `{table}.parquet` |")[2].partition("\n\n")[0]
-        columns = set(pd.read_parquet(folder.path / f"{table}.parquet").columns) - {"share_1", "share_2"}
-        named = set(re.findall(r"`(\w+)`", about)) - {"weight", "mfu", "parameter", "dy"}  # no column names
-        assert named - {"loss"} == columns - {"loss"}, table
-
-
-def test_a_trial_without_observer_or_out_of_domain_text_leaves_readable_tables(cache: Path, tmp_path: Path) -> None:
-    from tests.experiments.data.data_inputs import bin_folder
-
-    tokens = bin_folder(tmp_path / "tokens", [7, 8, 9, 10] * 300, [7, 8, 9, 10] * 200)
-    asked = ("data=bin", "data.size=null", f"data.path={tokens}", "observer.enabled=false", "training.steps=2")
-    folder, result = train(cache, tmp_path / "runs", *asked)
-    assert pd.read_parquet(folder.path / "numerics.parquet").empty
-    assert "validation_loss" in result
-    assert "ood_loss" not in result
-
-
-def test_out_of_domain_text_may_be_judged_by_fewer_windows(cache: Path, tmp_path: Path) -> None:
-    tiny = ("training.steps=1", "model.layers=1")
-    _, as_many = train(cache, tmp_path / "as many", *tiny)
-    _, few = train(cache, tmp_path / "few", *tiny, "evaluation.ood_windows=1")
-    assert few["validation_loss"] == as_many["validation_loss"]
-    assert few["ood_loss"] != as_many["ood_loss"]
-    for count in ("0", "1000000"):
-        with pytest.raises(ValueError, match=r"evaluation\.ood_windows"):
-            train(cache, tmp_path / "none", *tiny, f"evaluation.ood_windows={count}")
 
 
 def test_evaluation_is_of_each_split_with_the_operands_and_noise_of_its_step(cache: Path, tmp_path: Path) -> None:
@@ -295,25 +248,6 @@ def test_an_executed_trial_trains_as_its_emulation_does(executed: Trained, emula
     assert executed[1]["validation_loss"] == pytest.approx(emulated[1]["validation_loss"], rel=5e-3)
 
 
-def test_execution_is_in_the_id_the_name_and_the_provenance(executed: Trained, emulated: Trained) -> None:
-    for (folder, _), how in ((executed, "fp8"), (emulated, "emulate")):
-        assert ("executed" in folder.path.name) == (how == "fp8")
-        assert (folder.provenance() or {})["products"] == how
-    assert executed[0].id != emulated[0].id
-    plain, _ = load_trial(CHANNELS)
-    explicit, _ = load_trial([*CHANNELS, "recipe.execute=emulate"])
-    assert all_settings(plain) == all_settings(explicit)
-
-
-def test_a_probe_compares_execution_and_emulation_at_one_checkpoint(emulated: Trained) -> None:
-    settings = {"weights": "channel", "block": "channel", "keep.first": 0, "keep.last": 1}
-    recipes = [load_recipe("fp8", {**settings, "execute": how, "name": f"fp8 {how}"}) for how in ("emulate", "fp8")]
-    rows = probe(emulated[0].path, recipes, batches=1).rows.query("layer == 'whole'").set_index("recipe")
-    assert rows["loss"]["fp8 emulate"] != rows["loss"]["fp8 fp8"]
-    assert rows["loss"]["fp8 emulate"] == pytest.approx(rows["loss"]["fp8 fp8"], rel=1e-3)
-    assert rows["cosine"]["fp8 fp8"] == pytest.approx(rows["cosine"]["fp8 emulate"], abs=1e-3)
-
-
 # Shares of mixtures' decisions, which are computed from the rows of numerics.parquet
 
 DECIDED = {"layer": "a", "quantizer": "e4m3:128x128:gam @ error<0.045 | bf16"}
@@ -334,13 +268,6 @@ def test_the_shares_are_means_over_windows_layers_and_slots() -> None:
     assert "BF16 in 50.0 % of decisions" in summary(DONE | found)
 
 
-def test_a_recipe_without_mixtures_has_none() -> None:
-    assert decisions([{"step": 1, "slot": "fprop.x", "error": 0.1}]) == {}
-    assert decisions([{"step": 1, "slot": "x", "share_0": None, **DECIDED}]) == {}
-    assert decisions([]) == {}
-    assert "BF16" not in summary(DONE)
-
-
 def test_a_format_that_a_mixture_does_not_have_has_the_share_0() -> None:
     table = [
         {"slot": "fprop.x", "quantizer": THREE_WAY, "share_0": 0.5, "share_1": 0.25, "share_2": 0.25, "share_3": 0.0},
@@ -354,9 +281,3 @@ def test_a_format_that_a_mixture_does_not_have_has_the_share_0() -> None:
         "fprop.x": {"e4m3": 0.5, "e5m2": 0.25, "bf16": 0.25},
         "dgrad.dy": {"e4m3": 0.0, "e5m2": 0.75, "bf16": 0.25},
     }
-
-
-def test_entries_with_the_same_format_have_their_whole_names() -> None:
-    assert entry_names(THREE_WAY) == ["e4m3", "e5m2", "bf16"]
-    names = entry_names("e4m3:128x128 @ error<0.1 | e4m3:1x16 @ error<0.2 | bf16")
-    assert names == ["e4m3:128x128", "e4m3:1x16", "bf16"]

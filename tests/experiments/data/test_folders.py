@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from fewbits.experiments.data.corpus import Corpus, DataConfig, describe
-from fewbits.experiments.data.folder import REMEMBERED_FROM, survey
 from fewbits.experiments.data.load import load
 from tests.experiments.data.data_inputs import bin_folder
 from tests.messages import naming
@@ -39,14 +38,6 @@ def test_meta_names_another_dtype(tmp_path: Path, dtype: str, name: str, top: in
 def test_a_separator_gives_documents(tmp_path: Path) -> None:
     corpus = opened(bin_folder(tmp_path / "x", [1, 2, 9, 9, 3, 9, 4, 5], [7], meta={"separator": 9}))
     assert [document.tolist() for document in corpus.documents("train")] == [[1, 2], [3], [4, 5]]
-
-
-def test_tokens_are_mapped_not_read(tmp_path: Path) -> None:
-    folder = bin_folder(tmp_path / "x", [1])
-    os.truncate(folder / "train.bin", 40 << 20)
-    tokens = opened(folder).splits["train"]
-    assert isinstance(tokens.base, np.memmap)
-    assert tokens.size == 20 << 20
 
 
 @pytest.mark.parametrize(("size", "what"), [(7, "is truncated: 7 bytes .*uint16"), (0, "is empty")])
@@ -104,23 +95,6 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         opened(folder)
 
 
-def test_a_large_file_is_read_through_once(tmp_path: Path) -> None:
-    path, notes = tmp_path / "train.bin", tmp_path / "notes"
-    path.touch()
-    os.truncate(path, REMEMBERED_FROM)
-    found = survey(path, "uint16", notes)
-    assert found.largest == 0
-    assert found.sha256 == hashlib.sha256(bytes(REMEMBERED_FROM)).hexdigest()
-
-    before = path.stat()
-    with open(path, "r+b") as file:
-        file.write(b"\5")
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert survey(path, "uint16", notes) == found, "unchanged size and modification time: the cached survey is used"
-    os.utime(path)
-    assert survey(path, "uint16", notes).largest == 5
-
-
 def test_the_fingerprint_is_of_the_content_and_not_of_the_place(tmp_path: Path) -> None:
     corpus = opened(bin_folder(tmp_path / "x", [1, 2]))
     assert opened(bin_folder(tmp_path / "y", [1, 2])).fingerprint == corpus.fingerprint
@@ -143,24 +117,3 @@ def test_resuming_on_other_data_is_refused_and_says_what_differs(tmp_path: Path)
     with pytest.raises(ValueError, match=rf"{here}….*{there}….*train\.tokens 2 \(then 3\), train\.sha256") as caught:
         now.check(recorded)
     assert "validation" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("config", "what"),
-    [
-        (
-            DataConfig(kind="bin", path="x", tokenizer="bpe:512"),
-            r"data\.tokenizer=bpe:512 with data\.kind=bin.*only path",
-        ),
-        (DataConfig(kind="python", seed=3), r"data\.seed=3 with data\.kind=python"),
-        (DataConfig(kind="synthetic", size=0), r"data\.size=0: a training split has at least 1"),
-        (DataConfig(kind="c4"), r"no folder .*c4; make it by fewbits data c4"),
-        (DataConfig(tokenizer="words"), r"unknown tokenizer 'words'.*bytes, bpe:N"),
-        (DataConfig(tokenizer="bpe:256"), r"unknown tokenizer 'bpe:256'.*bytes, bpe:N with N from 257"),
-        (DataConfig(tokenizer="file:/no/such.json"), r"the file /no/such\.json does not exist"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(tmp_path: Path, config: DataConfig, what: str) -> None:
-    with pytest.raises(ValueError, match=what):
-        load(config, tmp_path)
-    assert not list(tmp_path.iterdir()), "refused before any work"

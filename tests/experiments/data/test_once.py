@@ -53,23 +53,6 @@ def test_processes_that_start_at_once_make_it_once(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"log", "thing", "thing.lock"}
 
 
-def test_a_terminal_shows_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "500")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    folder, shown = tmp_path / "thing", []
-
-    def make(folder: Path) -> None:
-        shown.append(capsys.readouterr().err)
-
-    opened_or_made(folder, os.listdir, make)
-    assert shown == [f"\r\033[Kmaking {folder}, once"]
-    assert capsys.readouterr().err == "\r\033[K"
-    opened_or_made(folder, os.listdir, make)
-    assert capsys.readouterr().err == ""
-
-
 def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
     corpus = load(SMALL, tmp_path)
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())

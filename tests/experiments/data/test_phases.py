@@ -82,13 +82,6 @@ def test_a_branch_counts_the_steps_of_phases_from_its_parents_start(
         train(cache, tmp_path, *branch, "training.batch=2")
 
 
-def test_a_branch_refuses_phases_that_end_at_fractions(folders: list[str], cache: Path, tmp_path: Path) -> None:
-    asked = (*overridden(folders, (0.5, 0.75, 1.0)), "training.steps=4")
-    parent, _ = train(cache, tmp_path, *asked)
-    with pytest.raises(ValueError, match=r"data\.phases with branch\.parent"):
-        train(cache, tmp_path, *asked, f"branch.parent={parent.path}", "recipe=nvfp4")
-
-
 @pytest.mark.parametrize(
     ("ends", "override", "message"),
     [

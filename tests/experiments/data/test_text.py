@@ -3,7 +3,6 @@
 import ast
 import json
 import string
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 from fewbits.experiments.data.corpus import Corpus, DataConfig, describe
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.python_sources import HELD_OUT, PYTHON, TORCH, Sources, collect, without_docstrings
-from fewbits.experiments.data.text import LARGEST
 from fewbits.experiments.data.tokenizing import (
     FILE,
     PREFIX,
@@ -81,25 +79,6 @@ def test_no_held_out_text_is_in_train_nor_a_near_copy(corpus: str, request: pyte
     assert not lines(texts(held, "ood"), shortest=16) & train
 
 
-def test_out_of_domain_is_prose_and_train_is_code(python: Corpus) -> None:
-    prose, code = texts(python, "ood"), texts(python, "train")
-    assert len(prose) > 1000
-    assert len(code) > 200
-    assert not any(">>>" in text for text in prose)
-    for text in code[:100]:
-        scopes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Module | ast.FunctionDef)]
-        assert not any(ast.get_docstring(scope) for scope in scopes)
-
-
-def test_both_corpora_have_the_same_prose_and_name_their_versions(python: Corpus, torch_sources: Corpus) -> None:
-    import torch
-
-    assert np.array_equal(python.splits["ood"], torch_sources.splits["ood"])
-    facts = describe(torch_sources)
-    assert facts["source.python"] == ".".join(map(str, sys.version_info[:3]))
-    assert facts["source.torch"] == torch.__version__
-
-
 # Documents from sources
 
 
@@ -159,11 +138,6 @@ def test_torch_sources_are_filtered(tmp_path: Path, bad: str) -> None:
     assert not TORCH.accepts(bad, ast.parse(bad))
     assert TORCH.accepts(good, ast.parse(good))
     assert PYTHON.accepts(bad, ast.parse(bad))
-
-
-def test_too_few_sources_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=naming("mine", 10_000_000)):
-        collect(sources(filled(tmp_path)), 10**7, prose=["x" * HELD_OUT])
 
 
 def test_docstrings_are_taken_out_and_nothing_else() -> None:
@@ -255,12 +229,6 @@ def test_a_tokenizer_from_a_file_separates_documents_by_its_own_token(tmp_path: 
     path.write_text("{}")
     with pytest.raises(ValueError, match=r"not a valid tokenizer\.json"):
         ready_tokenizer(f"file:{path}")
-
-
-def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ValueError, match=naming("tokenizers", "pip install 'fewbits[bpe]'")):
-        trained_tokenizer(4096, [])
 
 
 # The tokenizer in a GGUF file encodes like the tokenizer.json from which the GGUF file was made
@@ -356,11 +324,6 @@ def test_marked_documents_are_separated_and_never_cut(tmp_path: Path) -> None:
     documents = {name: [tokens.tobytes().decode() for tokens in made.documents(name)] for name in made.splits}
     assert documents["train"] + documents["validation"] == stories
     assert len(documents["validation"]) in (5, 6)
-
-
-def test_validation_text_of_a_large_file_is_limited(tmp_path: Path) -> None:
-    made = corpus(tmp_path, b"All work and no play.\n" * (11 * LARGEST // 22))
-    assert LARGEST <= made.tokens_in("validation") < LARGEST + 22
 
 
 def test_equal_content_is_the_same_data_and_other_content_is_not(tmp_path: Path) -> None:

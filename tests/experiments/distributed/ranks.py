@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from fewbits.experiments import devices
-from fewbits.experiments.devices import World
 from fewbits.experiments.trial import Runtime
 from fewbits.sweeps.running.local import environments_at, meeting_place
 from tests.experiments.trial_inputs import ended, ending, server
@@ -44,7 +43,3 @@ def on_ranks(ranks: int, folder: Path, task: Task, *arguments: object) -> None:
         statuses = [ended(process, 240) for process in processes]
     reports = "\n".join(path.read_text() for path in sorted(folder.glob("rank-*")))
     assert statuses == [0] * ranks, reports
-
-
-def world_of_one() -> World:
-    return devices.choose(Runtime(device="cpu"))

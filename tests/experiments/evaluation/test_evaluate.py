@@ -1,13 +1,9 @@
 """Test evaluations of finished runs: they equal training's own, are computed once, and are stored in the run folder."""
 
-import hashlib
 import json
 import math
-import re
 import shutil
 import sys
-import tomllib
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +11,14 @@ import pytest
 import torch
 
 from fewbits import cli
-from fewbits.experiments.evaluation.evaluate import Request, evaluate, evaluations_of
+from fewbits.experiments.evaluation.evaluate import evaluate
 from fewbits.experiments.evaluation.loss import text_windows
 from fewbits.experiments.storage import results as evaluations
-from fewbits.experiments.storage.finished_run import FinishedRun
-from fewbits.experiments.trial import Runtime
 from tests.experiments.evaluation.evaluation_inputs import toy_tasks
 from tests.experiments.trial_inputs import GAUSSWS_MOR, result_of, train, train_until
 from tests.messages import names, naming
 from tests.once import once
 
-ROOT = Path(__file__).parents[3]
 DATA = ("data=python", "data.size=200000", "training.steps=4", "training.length=64")
 
 
@@ -97,42 +90,6 @@ def test_a_text_is_predicted_once(run: Path, cache: Path, tmp_path: Path, capsys
     assert other["results"]["texts"]["notes.txt"]["tokens"] == len(text.encode()) + 4
 
 
-def test_equal_file_names_are_told_apart(
-    run: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    texts = {"a": "def one():\n    pass\n" * 5, "b": "class Two: ...\r\n" * 9, "c": "def one():\n    pass\n" * 5}
-    for folder, text in texts.items():
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "x.txt").write_bytes(text.encode("utf-8-sig"))
-    words = [word for folder in texts for word in ("--text", str(tmp_path / folder / "x.txt"))]
-    both = printed(run, cache, capsys, *words)
-    assert len(both) == 2, "equal texts are evaluated once"
-    for one, text in zip(both, texts.values(), strict=False):
-        ((name, values),) = one["results"]["texts"].items()
-        assert values["tokens"] == len(text.encode())
-        assert one["settings"]["text"] == hashlib.sha256(text.encode()).hexdigest()
-        assert one["settings"]["text"][:8] in name
-    (alone,) = printed(run, cache, capsys, *words[2:4])
-    assert alone["results"]["texts"]["x.txt"] == next(iter(both[1]["results"]["texts"].values()))
-    assert alone["results"]["texts"]["x.txt"] != next(iter(both[0]["results"]["texts"].values()))
-
-
-def test_long_evaluations_report_the_windows_that_are_done(run: Path, cache: Path, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("x = 1\n" * 100)
-    shown: list[str] = []
-    opened = FinishedRun.open(run, cache=cache)
-    request = Request(("loss",), (tmp_path / "notes.txt",))
-    evaluations_of(opened, request, Runtime(), report=shown.append)
-    for task in ("loss", "notes.txt"):
-        counts = [re.findall(r"\d+", text) for text in shown if text.startswith(f"{task}: ")]
-        assert len(counts) > 1
-        (total,) = {int(all_) for _, all_ in counts}
-        done = [int(count) for count, _ in counts]
-        assert done == sorted(done)
-        assert done[0] == 0
-        assert done[-1] < total <= done[-1] + (done[1] - done[0])
-
-
 @pytest.mark.parametrize(("count", "separator", "length"), [(10, 0, 4), (8, 0, 4), (3, 0, 4), (9, None, 4)])
 def test_windows_cover_a_text(count: int, separator: int | None, length: int) -> None:
     tokens = list(range(1, count + 1))
@@ -165,19 +122,6 @@ def test_a_changed_task_is_evaluated_again(
         with (tasks / name).open("a") as file:
             file.write(more)
     assert not printed(run, cache, capsys, "toy", "--include-path", str(tasks))[0]["stored"]
-
-
-@pytest.mark.usefixtures("offline")
-def test_a_failing_download_is_one_line(
-    run: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tasks = toy_tasks(tmp_path / "tasks")
-    text = (tasks / "toy.yaml").read_text()
-    start, end = text.index("dataset_path"), text.index("test_split")
-    (tasks / "toy.yaml").write_text(f"{text[:start]}dataset_path: nobody/toy-questions\n{text[end:]}")
-    assert cli.main(command(run, cache, "toy", "--include-path", str(tasks))) == 2
-    error = capsys.readouterr().err
-    assert names(error.splitlines()[-1], "toy", "nobody/toy-questions")
 
 
 @pytest.mark.usefixtures("offline")
@@ -215,14 +159,6 @@ def test_lm_evals_command_evaluates_a_run(
     expected = evaluate(run, ["toy"], include_path=str(tasks))["tasks"]["toy"]
     assert written["results"]["toy"]["acc,none"] == expected["acc,none"]
     assert written["config"]["fewbits_run"] == run.name
-
-
-def test_the_entry_point_of_lm_eval_names_the_model() -> None:
-    entry = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["lm_eval.models"]
-    module, _, name = entry["fewbits"].partition(":")
-    from lm_eval.api.registry import get_model
-
-    assert getattr(import_module(module), name) is get_model("fewbits")
 
 
 def test_evaluations_are_numbers_of_reports_unless_the_result_has_them(run: Path) -> None:

@@ -14,11 +14,9 @@ from fewbits.experiments.data.corpus import DataConfig
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.tokenizing import saved_tokenizer
 from fewbits.experiments.evaluation.evaluate import evaluate
-from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.results import scores_over_training, with_stored
 from fewbits.experiments.training import run
 from fewbits.experiments.trial import Runtime
-from tests.experiments.data.data_inputs import bin_folder
 from tests.experiments.evaluation.evaluation_inputs import toy_tasks
 
 SUBWORDS = ["data.tokenizer=bpe:512", "data.size=200000"]
@@ -40,11 +38,6 @@ def test_a_model_may_stop_within_a_letter_or_have_more_tokens_than_its_tokenizer
         found.decode([*found.encode(["a日"])[0].tolist()[:-1], corpus.folder.meta.separator, corpus.vocab + 40])
         == "a\ufffd"
     )
-
-
-def test_tokens_without_their_tokenizer_are_no_text(tmp_path: Path) -> None:
-    folder = bin_folder(tmp_path / "tokens", [1, 2, 3] * 100)
-    assert saved_tokenizer(load(DataConfig(kind="bin", path=str(folder)), tmp_path).folder) is None
 
 
 def test_a_tokenizer_that_is_not_that_of_the_tokens_is_refused(cache: Path, tmp_path: Path) -> None:
@@ -113,18 +106,6 @@ def test_tasks_and_texts_are_evaluated_during_training_without_changing_it(
     again = evaluate(folder.path, ["toy"], texts=[tmp_path / "notes.txt"], **settings)  # type: ignore[arg-type]
     assert again["texts"]["notes.txt"]["loss"] == losses["value"].iloc[0]
     assert again["tasks"]["toy"]["acc,none"] == scores["value"].iloc[0]
-
-
-def test_a_trial_that_trains_again_for_a_checkpoint_keeps_its_evaluations(
-    cache: Path, tasks: Path, tmp_path: Path
-) -> None:
-    place = [*SUBWORDS, f"runtime.runs={tmp_path}", f"runtime.cache={cache}"]
-    folder, before = run(*load_trial(overrides(*place, "evaluation.tasks=[toy]", f"evaluation.tasks_path={tasks}")))
-    again, after = run(*load_trial(overrides(*place, "runtime.keep_steps=[1]")))
-    assert again == folder
-    assert 1 in checkpoints.steps(folder.kept)
-    assert folder.result() == after == before
-    assert with_stored(folder.path, after)["tasks"].keys() == {"toy"}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import os
 import random
 import shutil
 import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -127,20 +126,6 @@ def test_a_continuation_longer_than_the_window_rolls_on() -> None:
     same(found, [rolled(model, encode(",")[0], tokens)])
 
 
-def test_quantized_logits_are_scored_in_single_precision_or_better() -> None:
-    class Half(Recurrent):
-        def forward(self, tokens: Tensor) -> Tensor:
-            return super().forward(tokens).bfloat16()
-
-    class Widened(Half):
-        def forward(self, tokens: Tensor) -> Tensor:
-            return super().forward(tokens).double()
-
-    found = ask(Half(), "loglikelihood", *pairs(1), batch=1)
-    wanted = ask(Widened(), "loglikelihood", *pairs(1), batch=1)
-    assert [total for total, _ in found] == pytest.approx([total for total, _ in wanted], rel=1e-6)
-
-
 def rolled(model: LanguageModel, prefix: int, tokens: Sequence[int]) -> tuple[float, bool]:
     """Return the expected score of a text that is longer than a window; `prefix` is the token before the text.
 
@@ -190,21 +175,6 @@ def test_generation_ends_before_a_stop_or_at_the_limit_each_text_for_itself() ->
     for batch in (1, 2, 16):
         assert ask(successor(), "generate_until", *requests, batch=batch) == wanted
     assert ask(successor(), "generate_until", generate("a"), end=ord("d")) == ["bc"]  # the document's end
-
-
-def test_sampling_and_bad_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="only greedy decoding is supported"):
-        ask(successor(), "generate_until", generate("a", do_sample=True, temperature=0.8))
-    for name in ("length", "batch"):
-        with pytest.raises(ValueError, match=f"{name}=0: an integer of 1 or more"):
-            ask(successor(), "generate_until", **{name: 0})
-
-
-def test_a_model_is_left_in_training() -> None:
-    model = successor().train()
-    ask(model, "loglikelihood", ("a", "b"))
-    ask(model, "generate_until", generate("a"))
-    assert model.training
 
 
 # Tasks: lm-eval itself, on local data
@@ -291,11 +261,6 @@ def test_results_repeat_exactly_and_leave_the_generators_and_the_environment_as_
     assert run(tasks, "choose", "continue", model=model) == first
 
 
-def test_a_limit_takes_the_first_questions(tasks: Path) -> None:
-    found = run(tasks, "choose", limit=2)["choose"]
-    assert (found["acc,none"], found["sample_len"]) == (1.0, 2)
-
-
 def test_tasks_of_mor_run_as_lm_eval_defines_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import lm_eval.tasks
 
@@ -327,12 +292,6 @@ def test_tasks_of_mor_run_as_lm_eval_defines_them(tmp_path: Path, monkeypatch: p
 # Mistakes
 
 
-def test_without_lm_eval_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tasks: Path) -> None:
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(ValueError, match=naming("lm_eval", "pip install 'fewbits[eval]'")):
-        run(tasks, "choose")
-
-
 def test_tasks_that_run_written_code_are_refused_unless_that_is_wanted(tasks: Path) -> None:
     write_task(tasks, "program", STARTS, **CONTINUE, unsafe_code=True)
     with pytest.raises(ValueError, match=naming("program", "run_code=True")):
@@ -353,23 +312,6 @@ def test_members_of_a_group_are_checked_before_training(tasks: Path) -> None:
     check_tasks(["both"], tasks, run_code=True)
 
 
-def test_results_of_a_name_are_those_of_its_members(tasks: Path) -> None:
-    """Request a group, a tag and a task together, and compare the results with those of each request alone."""
-    (tasks / "both.yaml").write_text(
-        json.dumps({"group": "both", "task": ["choose"], "aggregate_metric_list": [{"metric": "acc"}]})
-    )
-    write_task(tasks, "tagged", STARTS, tag="marked", **CONTINUE)
-    names = ("both", "marked", "continue")
-    together = run_tasks(successor(), Bytes(), names, include_path=tasks, length=32)
-    assert {name: {*by_task} for name, by_task in together.items()} == {
-        "both": {"both", "choose"},
-        "marked": {"tagged"},
-        "continue": {"continue"},
-    }
-    for name in names:
-        assert run_tasks(successor(), Bytes(), [name], include_path=tasks, length=32) == {name: together[name]}
-
-
 def test_an_unknown_task_is_named_with_what_is_near(monkeypatch: pytest.MonkeyPatch, tasks: Path) -> None:
     import lm_eval.tasks.manager as manager
 
@@ -380,10 +322,3 @@ def test_an_unknown_task_is_named_with_what_is_near(monkeypatch: pytest.MonkeyPa
         run(tasks, "choose", "piqq", "xyz")
     with pytest.raises(ValueError, match=naming("piqq", "include_path=DIR")):
         run_tasks(successor(), Bytes(), ["piqq"], length=32)
-
-
-def test_a_folder_that_is_not_there_and_a_bad_limit_are_named(tasks: Path) -> None:
-    with pytest.raises(ValueError, match=naming("include_path", tasks / "nowhere")):
-        run(tasks / "nowhere", "choose")
-    with pytest.raises(ValueError, match="limit=0: an integer of 1 or more"):
-        run(tasks, "choose", limit=0)

@@ -14,7 +14,7 @@ from fewbits.experiments.data.corpus import DataConfig
 from fewbits.experiments.data.load import load
 from fewbits.experiments.evaluation.loss import evaluate_loss, evaluate_windows, means
 from tests.experiments.data.data_inputs import bin_folder
-from tests.experiments.evaluation.evaluation_inputs import Bigram, LanguageModel, Recurrent, Text, decoder
+from tests.experiments.evaluation.evaluation_inputs import Bigram, LanguageModel, Recurrent, Text
 from tests.experiments.trial_inputs import train
 
 VOCAB = 7
@@ -41,13 +41,6 @@ class Noisy(LanguageModel):
 
 def settings(**changes: Any) -> Any:
     return {"windows": 10, "length": 20, "batch": 4} | changes
-
-
-def test_our_decoders_are_evaluated(corpus: Text) -> None:
-    model = decoder()
-    inputs, targets = corpus.windows("validation", 10, 20)
-    wanted = model.loss(inputs, targets).item()
-    assert evaluate_loss(model, corpus, "validation", **settings()) == pytest.approx(wanted, rel=1e-6)
 
 
 def test_each_window_has_its_own_mean(corpus: Text) -> None:
@@ -77,27 +70,6 @@ def test_a_model_is_evaluated_in_evaluation_mode_and_left_as_it_was(corpus: Text
     assert model.dropout.training
     assert not model.frozen.training
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
-
-
-def test_a_model_that_fails_is_left_as_it_was(corpus: Text) -> None:
-    model = Noisy()
-    with pytest.raises(IndexError):  # tokens beyond its vocabulary
-        evaluate_loss(model, Text(ood=[[VOCAB] * 300]), "ood", **settings())
-    assert model.training
-    assert not model.frozen.training
-    assert torch.is_grad_enabled()
-
-
-def test_a_diverged_model_has_a_loss_that_says_so(corpus: Text) -> None:
-    loss = evaluate_loss(Bigram(torch.full((VOCAB, VOCAB), torch.nan)), corpus, "validation", **settings())
-    assert loss != loss
-
-
-@pytest.mark.parametrize("name", ["windows", "length", "batch"])
-@pytest.mark.parametrize("value", [0, -1, 2.0, True])
-def test_bad_counts_are_named(corpus: Text, name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=rf"{name}={value}: an integer of 1 or more"):
-        evaluate_loss(Recurrent(VOCAB), corpus, "validation", **settings(**{name: value}))
 
 
 def test_targets_belong_to_the_documents_that_separators_end(tmp_path: Path) -> None:

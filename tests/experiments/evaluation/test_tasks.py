@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fewbits.experiments.evaluation.tasks import TASK_GROUPS, Task, shots
-from tests.messages import naming
+from fewbits.experiments.evaluation.tasks import TASK_GROUPS, Task
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
@@ -26,29 +25,6 @@ def manager() -> "TaskManager":
 
     root = Path(lm_eval.tasks.__file__).parent
     return TaskManager(include_path=[root / folder for folder in FOLDERS], include_defaults=False)
-
-
-def test_the_groups_hold_the_rows_of_the_papers_tables() -> None:
-    titles = {group: ", ".join(task.title for task in tasks) for group, tasks in TASK_GROUPS.items()}
-    assert titles == {
-        "mor": "MMLU, WinoGrande, PIQA, HellaSwag, Arc-Easy, Arc-Challenge, OpenBookQA, SIQA, CommonSenseQA",
-        "nvfp4": "MMLU, MMLU-Pro 5-shot, AGIEval English CoT, GSM8k CoT, MATH, MATH-500, Global MMLU, MGSM, "
-        "HumanEval+, MBPP+, ARC Challenge, HellaSwag, OpenBookQA, PIQA, Winogrande",
-    }
-    categories = [task.category for task in TASK_GROUPS["nvfp4"]]
-    assert {category: categories.count(category) for category in dict.fromkeys(categories)} == {
-        "General": 3,
-        "Math": 2,
-        "": 1,
-        "Multilingual": 2,
-        "Code": 2,
-        "Commonsense Understanding": 5,
-    }
-
-
-def test_numbers_of_examples_are_those_that_the_papers_state() -> None:
-    stated = {(group, task.title): task.few_shot for group, task in EVERY if task.few_shot is not None}
-    assert stated == {("mor", "MMLU"): 5, ("nvfp4", "MMLU-Pro 5-shot"): 5}
 
 
 def leaves(manager: "TaskManager", name: str) -> Iterator[dict[str, Any]]:
@@ -84,16 +60,3 @@ def test_the_installed_lm_eval_has_every_task_and_its_metric(manager: "TaskManag
 def test_a_row_is_the_mean_over_its_tasks() -> None:
     task = Task("Both", ("a", "b"), "acc,none")
     assert task.score({"a": {"acc,none": 0.5}, "b": {"acc,none": 1.0, "acc_norm,none": 0.0}, "c": {}}) == 0.75
-
-
-def test_names_are_groups_or_lm_evals_own() -> None:
-    assert shots(["mor"]) == {name: 5 if name == "mmlu" else None for task in TASK_GROUPS["mor"] for name in task.names}
-    assert shots(["piqa", "boolq"]) == {"piqa": None, "boolq": None}
-    assert len(shots(["nvfp4"])) == 13 + 15 + 11
-    with pytest.raises(ValueError, match=naming("mor", "nvfp4", "lm-eval")):
-        shots([])
-
-
-def test_one_task_with_two_numbers_of_examples_is_refused() -> None:
-    with pytest.raises(ValueError, match=naming("mor", "nvfp4", "mmlu", 5)):
-        shots(["mor", "nvfp4"])

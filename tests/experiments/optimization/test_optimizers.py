@@ -113,12 +113,6 @@ def test_matrices_are_decayed_vectors_and_mambas_recurrence_are_not_and_bit_widt
     }
 
 
-def test_vectors_are_decayed_too_where_that_is_asked_for() -> None:
-    groups = members(build("adamw", Model(), decay_vectors=True))
-    assert set(groups) == {"decay", "bits"}
-    assert {"norm.weight", "up.bias", "embed.weight"} <= groups["decay"]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_gradients_an_update_is_the_decay_alone(kind: str) -> None:
     model = Model()
@@ -134,20 +128,6 @@ def test_without_gradients_an_update_is_the_decay_alone(kind: str) -> None:
         for name in members(optimizer).get(group, ()):
             torch.testing.assert_close(after[name].detach(), before[name] * kept, rtol=1e-6, atol=0)
     assert torch.equal(after["frozen"], before["frozen"])
-
-
-def test_bit_widths_decay_and_learn_as_weights_do_unless_told_otherwise() -> None:
-    groups = {group["name"]: group for group in build("adamw", Model(), lr=0.3, weight_decay=0.7).param_groups}
-    assert groups["bits"]["weight_decay"] == groups["decay"]["weight_decay"] == 0.7
-    assert groups["bits"]["peak_lr"] == groups["decay"]["peak_lr"] == 0.3
-
-
-def test_the_learning_rate_is_the_factor_times_the_groups_peak() -> None:
-    optimizer = build("adamw", Model(), lr=0.4, bits_lr_ratio=0.5)
-    for factor in (0.1, 1.0, 0.5):
-        set_learning_rate(optimizer, factor)
-        rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
-        assert rates == {"decay": 0.4 * factor, "plain": 0.4 * factor, "bits": 0.2 * factor}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -180,29 +160,6 @@ def test_an_optimizer_goes_on_bit_identically_from_its_state_by_name(kind: str, 
     other = build(kind, resumed)
     load_optimizer_state(other, state)
     assert train(resumed, other, range(saved, 5)) == straight
-
-
-def test_the_state_that_was_loaded_is_not_the_one_that_is_trained() -> None:
-    model = Model()
-    optimizer = build("adamw", model)
-    train(model, optimizer, range(1))
-    state = optimizer_state(optimizer)
-    kept = state["up.weight"]["exp_avg"].clone()
-    other_model = Model()
-    other = build("adamw", other_model)
-    load_optimizer_state(other, state)
-    train(other_model, other, range(1))
-    assert torch.equal(state["up.weight"]["exp_avg"], kept)
-
-
-def test_learning_rates_come_from_the_config_not_from_the_saved_state() -> None:
-    model = Model()
-    optimizer = build("adamw", model, lr=0.1)
-    train(model, optimizer, range(1))
-    branch = build("adamw", model, lr=0.025, weight_decay=0.5)
-    load_optimizer_state(branch, optimizer_state(optimizer))
-    assert {group["peak_lr"] for group in branch.param_groups} == {0.025}
-    assert branch.param_groups[0]["weight_decay"] == 0.5
 
 
 @pytest.mark.parametrize("kind", KINDS)

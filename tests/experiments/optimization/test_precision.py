@@ -19,7 +19,6 @@ from fewbits.experiments.optimization.precision import PATIENCE, LossScaler, Pol
 from fewbits.experiments.optimization.update_records import LOWEST, gradient_counts, update_counts
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.sweeps.tracking.points import trial_points
 from tests.experiments.trial_inputs import metric, overrides, tensors, train
 from tests.messages import naming
 
@@ -88,13 +87,6 @@ def test_the_dynamic_scale_is_that_of_torchs_scaler() -> None:
     assert ours.skipped == sum(overflows)
 
 
-def test_a_static_scale_stays_and_counts_too() -> None:
-    scaler = LossScaler(Precision(loss_scaling="static", loss_scale=8.0, growth_interval=1))
-    for overflowed in (False, True, True, False):
-        scaler.adjust(overflowed)
-    assert (scaler.scale, scaler.skipped, scaler.in_a_row) == (8.0, 2, 0)
-
-
 @pytest.mark.parametrize("overflow", [math.inf, -math.inf, math.nan])
 def test_an_overflow_changes_neither_weights_nor_states(overflow: float) -> None:
     config = Precision(loss_scaling="dynamic", loss_scale=4.0, weights="bf16", rounding="stochastic", states="bf16")
@@ -159,15 +151,6 @@ def test_fp16_loses_gradients_that_a_loss_scale_keeps(fp16: dict[str, RunFolder]
     assert zeros("unscaled") - zeros("fp32") > 3 * abs(zeros("scaled") - zeros("fp32"))
 
 
-def test_the_recorded_counts_are_points_of_mlflow(fp16: dict[str, RunFolder]) -> None:
-    first = {point.key: point.value for point in trial_points(fp16["scaled"], -1) if point.step == 0}
-    rows = pd.read_parquet(fp16["scaled"].path / "precision.parquet")
-    rows = rows[(rows["step"] == 0) & (rows["slot"] == "parameter")]
-    assert first["precision/lost_bf16"] == pytest.approx(rows["lost_bf16"].sum() / rows["updates"].sum())
-    assert first["precision/zeros"] == pytest.approx(rows["zeros"].sum() / rows["values"].sum())
-    assert first["precision/loss_scale"] == 65536
-
-
 @pytest.mark.parametrize(("steps", "limit"), [(PATIENCE + 4, PATIENCE), (3, 3)])
 def test_too_many_skipped_updates_end_a_trial_as_diverged(steps: int, limit: int, cache: Path, tmp_path: Path) -> None:
     forever = ("precision=fp16", "precision.loss_scaling=static", f"precision.loss_scale={2.0**100}")
@@ -175,11 +158,6 @@ def test_too_many_skipped_updates_end_a_trial_as_diverged(steps: int, limit: int
     assert (result["status"], result["step"], result["skipped_updates"]) == ("diverged", limit, limit)
     assert f"{limit} updates in a row" in result["reason"]
     assert metric(folder, "skipped") == [1.0] * limit
-
-
-def test_a_loss_that_is_not_finite_still_diverges_at_once(cache: Path, tmp_path: Path) -> None:
-    _, result = train(cache, tmp_path, *SHORT, "precision=fp16", "model.init_std=1000.0", "training.blow_up=0")
-    assert (result["status"], result["step"], result["skipped_updates"]) == ("diverged", 0, 0)
 
 
 # ------------------------------------------------------------------------------------------------ stored values
@@ -230,19 +208,6 @@ def test_stochastic_updates_have_the_exact_mean_and_are_a_function_of_seed_and_s
     assert torch.equal(nearest, start)
 
 
-def test_parameters_draw_noise_of_their_own() -> None:
-    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(2)))
-    for param in model.parameters():
-        nn.init.ones_(param)
-    optimizer = make_optimizer(model, OptimizerConfig(lr=2.0**-8, weight_decay=0.0))
-    own = Policy(Precision(weights="bf16", rounding="stochastic"), model, optimizer, seed=0, steps=PATIENCE)
-    for param in own.params.values():
-        param.grad = -torch.ones(64, 64)
-    own.update(0, {"step": 0})
-    first, second = own.params.values()
-    assert 0.4 < (first == second).double().mean() < 0.6
-
-
 @pytest.mark.parametrize("accumulation", ["fp32", "bf16"])
 def test_gradients_are_summed_in_the_accumulation_format(accumulation: str) -> None:
     """Add 1 to 256 in 256 steps: BF16 loses every addition, because its next number after 256 is 258."""
@@ -256,13 +221,6 @@ def test_gradients_are_summed_in_the_accumulation_format(accumulation: str) -> N
 
 
 # ------------------------------------------------------------------------------------------------ counts
-
-
-def test_the_optimizers_count_of_steps_is_not_rounded() -> None:
-    made = policy(Precision(states="bf16"), torch.zeros(2, 2))
-    for step in range(260):
-        update(made, torch.ones(2, 2), step)
-    assert moments(made)["step"] == 260
 
 
 def weights_and_updates() -> Iterator[tuple[float, float]]:

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewbits.experiments.optimization.schedules import KINDS, SHAPES, ScheduleConfig, factor, phases
-from tests.messages import naming
+from fewbits.experiments.optimization.schedules import KINDS, SHAPES, ScheduleConfig, factor
 
 
 def curve(config: ScheduleConfig, steps: int) -> list[float]:
@@ -66,12 +65,6 @@ def test_the_shape_of_wsds_decay_is_a_setting(shape: str, half: float) -> None:
     assert factor(config, 75, 100) == pytest.approx(half)
 
 
-def test_a_fraction_of_warm_up_is_a_number_of_updates_and_at_least_one() -> None:
-    config = ScheduleConfig(kind="linear", warmup_fraction=0.05)
-    assert phases(config, 200) == (10, 10)
-    assert phases(config, 4) == (1, 1)
-
-
 @given(
     st.sampled_from(KINDS),
     st.sampled_from(sorted(SHAPES)),
@@ -105,12 +98,3 @@ def test_every_factor_is_positive_at_most_one_and_falls_once_decay_has_started(
 def test_a_wrong_setting_is_named_with_what_is_valid(settings: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ScheduleConfig(**settings)  # type: ignore[arg-type]
-
-
-def test_warm_up_that_does_not_fit_and_updates_outside_the_trial_are_refused() -> None:
-    with pytest.raises(ValueError, match=naming(90, 100, "0 to 80")):
-        factor(ScheduleConfig(kind="wsd", warmup_steps=90), 0, 100)
-    with pytest.raises(ValueError, match=naming("schedule.warmup_steps", 10, "0 to 9")):
-        factor(ScheduleConfig(kind="constant", warmup_steps=10), 0, 10)
-    with pytest.raises(ValueError, match=r"update 10 of a trial of 10.*0 to 9"):
-        factor(ScheduleConfig(), 10, 10)

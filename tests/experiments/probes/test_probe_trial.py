@@ -10,8 +10,7 @@ import torch
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.load import load
-from fewbits.experiments.probes.bench import GROUPS, UpdateEffect, batches
-from fewbits.experiments.probes.probe_trial import Pairs
+from fewbits.experiments.probes.bench import UpdateEffect
 from fewbits.experiments.probes.tables import WHOLE, summarize
 from fewbits.experiments.session import Events, Progress, find_folder
 from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
@@ -120,14 +119,6 @@ def test_slots_that_share_their_values_are_one_variant(probed: Prober) -> None:
     assert only == ["only fprop.x", "only fprop.w", "only dgrad.dy", "only block 0", "only block 1"]
 
 
-def test_a_rotated_operand_has_a_rotated_partner_in_high_precision(probed: Prober) -> None:
-    settings = ("recipe=nvfp4", "recipe.keep.last=0", "recipe.stochastic=[]", "probe.parts=[slots]")
-    error = errors(probed(*settings))
-    # If the operand in high precision were not rotated too, the weight gradient would be a product in two bases.
-    assert error["only wgrad.x"] < error["all"]
-    assert 0 < error["only wgrad.dy"] < error["all"]
-
-
 def test_statistics_of_operands_cover_all_batches(probed: Prober) -> None:
     numerics = pd.read_parquet(probed("recipe=mor/block", "recipe.block=32x32").path / "numerics.parquet")
     assert not numerics.duplicated(["layer", "slot"]).any()
@@ -176,33 +167,6 @@ def test_averaging_leaves_the_error_that_batches_have_in_common() -> None:
     assert summarize(rows)["progress"] == pytest.approx(0.7, rel=0.02)
 
 
-def test_products_are_summed_over_all_pairs_of_batches() -> None:
-    exact, error = torch.randn(2, 4, 30, generator=torch.Generator().manual_seed(0)).unbind()
-    pairs = Pairs()
-    found = [pairs.products({"w": g}, {"w": e}) for g, e in zip(exact, error, strict=True)]
-    assert found[0] == {}
-    summed = pd.DataFrame(found).sum()
-    apart = ~torch.eye(4, dtype=torch.bool)
-    for name, a, b in (("gradient", exact, exact), ("error", error, error), ("progress", exact, error)):
-        assert summed[f"cross_{name}"] == pytest.approx(float((a @ b.T)[apart].sum()) / 2, rel=1e-5)
-
-
-def test_seeds_read_different_documents(probed: Prober, corpus: Corpus) -> None:
-    read: set[tuple[int, ...]] = set()
-    for seed in range(GROUPS):
-        own, _ = probed.trial(f"seed={seed}")
-        windows = {tuple(row.tolist()) for inputs, _ in batches(corpus, own, own, 0) for row in inputs}
-        assert not windows & read
-        read |= windows
-    assert len(read) == GROUPS * 6
-
-
-def test_more_batches_than_the_text_has_are_refused(probed: Prober, corpus: Corpus) -> None:
-    trial, _ = probed.trial("training.steps=10000")
-    with pytest.raises(ValueError, match=r"20000 windows of 128 tokens"):
-        list(batches(corpus, trial, trial, 0))
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -225,15 +189,3 @@ def test_the_settings_of_a_probe_are_in_its_id_and_in_no_other(probed: Prober) -
     changes = ((), ("probe.seeds=1",), ("probe.split=train",), ("probe.update=false",), ("recipe=mxfp8",))
     assert len({find_folder(*probed.trial(*more)).id for more in changes}) == 5
     assert opened(probed.parent).provenance()["identity"].keys().isdisjoint({"probe"})  # type: ignore[index]
-
-
-def test_a_batch_without_a_number_leaves_no_mean_of_the_others() -> None:
-    """Check that a mean is None if a number of one batch is missing, not the mean of the other batches."""
-    row = dict.fromkeys(("loss", "reference", "increase", "cosine", "error", "bias", "noise", "systematic"), 1.0)
-    row |= {"zeros": 0.0, "zeros_exact": 0.0}
-    rows = pd.DataFrame([{"variant": "all", "layer": WHOLE, **row}, {"variant": "all", "layer": WHOLE, **row}])
-    assert summarize(rows)["increase_relative"] == 1
-    rows.loc[1, ["loss", "increase"]] = np.nan
-    numbers = summarize(rows)
-    assert [numbers[name] for name in ("loss", "increase", "increase_relative")] == [None, None, None]
-    assert numbers["reference"] == 1

@@ -131,38 +131,6 @@ def test_a_branch_that_could_not_go_on_is_refused_before_it_leaves_anything(
     assert not (tmp_path / "runs").exists()
 
 
-def test_what_is_no_run_is_no_parent(cache: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    for asked, message in (
-        (("branch.parent=nowhere",), "branch.parent: no run 'nowhere'"),
-        ((f"branch.parent={tmp_path / 'empty'}",), "has no provenance.json"),
-        (("branch.step=3",), "needs branch.parent"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            train(cache, tmp_path / "runs", *asked)
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_parent_that_has_not_finished_needs_a_step(cache: Path, tmp_path: Path) -> None:
-    train_until(8, cache, tmp_path)
-    (parent,) = tmp_path.iterdir()
-    with pytest.raises(ValueError, match=r"has not finished: set branch\.step"):
-        train(cache, tmp_path, f"branch.parent={parent}", "training.steps=2")
-    by_hash = f"branch.parent={parent.name[-8:]}"
-    branch, _ = train(cache, tmp_path, by_hash, "branch.step=6", "training.steps=2")
-    whole, _ = train(cache, tmp_path)
-    assert metric(branch, "loss") == metric(whole, "loss")[6:8]
-
-
-def test_a_parents_damaged_checkpoint_is_refused(parent: RunFolder, cache: Path, tmp_path: Path) -> None:
-    moved = shutil.copytree(parent.path, tmp_path / "parent")
-    for file in moved.rglob("tensors.safetensors"):
-        file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(checkpoints.DamagedCheckpoint, match="were saved"):
-        train(cache, tmp_path / "runs", f"branch.parent={moved}")
-    assert not (tmp_path / "runs").exists()
-
-
 def test_a_trial_is_rewound_only_to_before_a_missing_checkpoint(parent: RunFolder, tmp_path: Path) -> None:
     shutil.copytree(parent.path, tmp_path / parent.path.name)
     folder = RunFolder(tmp_path / parent.path.name, parent.id)
