@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-import fewbits.sweeps.cluster.submit as submit_module
 from fewbits import cli
 from fewbits.sweeps.cluster.submit import run_job
 from fewbits.sweeps.planning import store
@@ -192,27 +191,6 @@ def test_ctrl_c_lets_the_job_come_to_its_end(cluster: Head, tmp_path: Path, capf
     shown = capfd.readouterr()
     assert shown.out.endswith("at a checkpoint\n")
     assert "asked the job to stop" in shown.err
-
-
-def test_a_cluster_that_stays_out_of_reach_is_given_up_and_the_job_is_not(
-    cluster: Head, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with closing(FaultyWay(cluster.address)) as way:
-
-        def cut_the_way() -> None:
-            monkeypatch.setattr(submit_module, "PATIENCE", 1.0)
-            way.close()
-
-        once(lambda: way.cut, cut_the_way)
-        assert run_job(["sleep", "600"], way.address) == 1
-    assert names(capfd.readouterr().err, "unreachable", "1 s")
-
-
-def test_an_address_is_not_overruled_by_the_environment(cluster: Head, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    with pytest.raises(ValueError, match=naming("http://127.0.0.1:9")):
-        run_job(["true"], "http://127.0.0.1:9")
-    assert "RAY_API_SERVER_ADDRESS" not in os.environ
 
 
 def test_a_missing_and_a_wrong_token_say_where_to_find_the_right_one(

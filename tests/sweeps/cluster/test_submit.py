@@ -3,9 +3,7 @@
 The tests cover checks of the input, the environment variables that are sent, and the commands of the jobs.
 """
 
-import json
 import re
-import time
 import zipfile
 from io import BytesIO
 from pathlib import Path
@@ -14,10 +12,8 @@ import pytest
 
 import fewbits.sweeps.cluster.submit as submit_module
 from fewbits import cli
-from fewbits.sweeps.cluster.access import worker_variables
-from fewbits.sweeps.cluster.submit import is_study, job_variables, lasting_store, pack, run_job, submit, token
+from fewbits.sweeps.cluster.submit import is_study, job_variables, pack, run_job, submit
 from fewbits.sweeps.tracking.connection import user
-from tests.messages import naming
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,13 +24,6 @@ ROOT = Path(__file__).parents[3]
 def test_jobs_go_to_a_dashboard(address: str) -> None:
     with pytest.raises(ValueError, match="as in http://head:8265"):
         run_job(["true"], address)
-
-
-def test_a_dashboard_that_does_not_answer_is_named() -> None:
-    began = time.monotonic()
-    with pytest.raises(ValueError, match=naming("http://127.0.0.1:9")):
-        run_job(["true"], "http://127.0.0.1:9")
-    assert time.monotonic() - began < 60, "the HTTP client gives up"
 
 
 @pytest.mark.parametrize(
@@ -51,17 +40,6 @@ def test_a_store_must_outlive_the_job(arguments: list[str], message: str) -> Non
     with pytest.raises(ValueError, match=message) as error:
         submit(arguments, "http://127.0.0.1:9")
     assert "runtime.runs=/mnt/fewbits/runs" in str(error.value)
-
-
-@pytest.mark.parametrize("override", ["runtime.runs=/mnt/runs", "++runtime.runs='/mnt/runs'"])
-def test_an_absolute_store_is_fine(override: str) -> None:
-    assert str(lasting_store(["study=mor", override])) == "/mnt/runs"
-
-
-@pytest.mark.parametrize("uri", ["sqlite:///mlflow.db", "mlruns", "./mlruns", "file:mlruns"])
-def test_tracking_must_mean_the_same_on_the_cluster(uri: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"MLFLOW_TRACKING_URI={uri} is relative")):
-        job_variables({"MLFLOW_TRACKING_URI": uri})
 
 
 @pytest.mark.parametrize(
@@ -89,26 +67,6 @@ def test_a_variable_is_named_and_its_value_is_in_the_environment(
     shown = capsys.readouterr().err
     assert message in shown
     assert "hush" not in shown
-
-
-def test_a_driver_inside_a_job_does_not_repeat_the_jobs_variables() -> None:
-    job = {"runtime_env": {"env_vars": {"HF_HOME": "/mnt/hf"}}}
-    here = {"HF_HOME": "/mnt/hf", "NCCL_DEBUG": "WARN", "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)}
-    assert worker_variables(here) == {"NCCL_DEBUG": "WARN"}
-
-
-def test_the_token_is_looked_for_where_ray_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert token({}) is None
-    (tmp_path / ".ray").mkdir()
-    (tmp_path / ".ray" / "auth_token").write_text("from home\n")
-    (tmp_path / "file").write_text("from file\n")
-    assert token({}) == "from home"
-    assert token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "file")}) == "from file"
-    assert token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "file"), "RAY_AUTH_TOKEN": "from variable"}) == "from variable"
-    assert token({"RAY_AUTH_TOKEN": "from variable", "RAY_AUTH_MODE": "disabled"}) is None
-    with pytest.raises(ValueError, match=r"RAY_AUTH_TOKEN_PATH=.*missing: No such file"):
-        token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "missing")})
 
 
 # A study as a job

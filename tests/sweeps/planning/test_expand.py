@@ -15,10 +15,6 @@ def places(cells: list[Cell]) -> list[str]:
     return [" ".join(f"{key}={value}" for key, value in cell.place.items()) for cell in cells]
 
 
-def test_a_sweep_of_nothing_is_one_trial() -> None:
-    assert expand(Sweep("s", size=())) == [Cell("s", "", (), 0, ("seed=0",))]
-
-
 values = st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True)
 
 
@@ -38,34 +34,12 @@ def test_there_is_each_combination_once(first: list[int], second: list[int], pai
     assert expand(sweep) == cells
 
 
-def test_later_words_win_so_that_hydra_sees_each_key_once() -> None:
-    sweep = Sweep(
-        "s",
-        overrides=("recipe=bf16", "data=python", "training.steps=1"),
-        size=("training.steps=2",),
-        arms={"a": Arm(overrides=("recipe=mor/block", "training.steps=3"))},
-        axes={"optimizer.lr": [4]},
-        seeds=(7,),
-    )
-    (cell,) = expand(sweep, ("training.steps=5", "observer.every=1"))
-    expected = "recipe=mor/block data=python training.steps=5 optimizer.lr=4 seed=7 observer.every=1"
-    assert cell.overrides == (*expected.split(),)
-    (cell,) = expand(sweep)
-    assert "training.steps=3" in cell.overrides
-
-
 def test_a_bundle_is_called_by_its_name_and_brings_its_words() -> None:
     """Check that a value of an axis may be a name for several overrides: the place shows the name."""
     sweep = Sweep("s", size=(), axes={"data": {"small": ["data=python", "data.size=9"], "large": ["data=torch"]}})
     small, large = expand(sweep)
     assert (small.axes, small.overrides) == ((("data", "small"),), ("data=python", "data.size=9", "seed=0"))
     assert (large.axes, large.overrides) == ((("data", "large"),), ("data=torch", "seed=0"))
-
-
-def test_an_arm_may_have_one_of_the_axes_that_are_zipped() -> None:
-    sweep = Sweep("s", arms={"x": Arm(axes=("b",)), "y": Arm()}, zipped=({"a": [1, 2], "b": [3, 4]},))
-    ours, theirs = ["arm=x b=3 seed=0", "arm=x b=4 seed=0"], ["arm=y a=1 b=3 seed=0", "arm=y a=2 b=4 seed=0"]
-    assert places(expand(sweep)) == ours + theirs
 
 
 def test_exclusions_take_out_the_cells_that_they_match_entirely() -> None:
@@ -148,27 +122,9 @@ def test_an_arm_and_a_sweep_are_run_at_their_scales_alone() -> None:
     assert at("gpu", scales=("gpu",)) == ["arm=x seed=0", "arm=y seed=0"]
 
 
-def test_a_word_for_all_trials_may_not_undo_an_axis() -> None:
-    """An override for all trials may not set an axis, since places would then show values that were not trained."""
-    sweep = Sweep("one", axes={"optimizer.lr": [1, 2]})
-    with pytest.raises(ValueError, match=r"optimizer\.lr: axis optimizer\.lr of sweep one"):
-        expand(sweep, ("optimizer.lr=3",))
-    assert len(expand(sweep, ("training.steps=3",))) == 2
-    named = {"a": ["optimizer.lr=1"], "b": ["optimizer.lr=2"], "c": ["optimizer.lr=1", "data=torch"]}
-    with pytest.raises(ValueError, match=r"optimizer\.lr: axis rate of sweep named"):
-        expand(Sweep("named", axes={"rate": named}), ("optimizer.lr=3",))
-    assert len(expand(Sweep("named", axes={"rate": named}), ("training.steps=3",))) == 3
-
-
 def test_an_axis_says_where_branches_start() -> None:
     arms = {"trunk": Arm(axes=()), "a": Arm(parent="trunk", at=0.25)}
     axes = {"checkpoint": {"early": ["at=0.5", "training.steps=2"], "end": ["training.steps=3"]}}
     trunk, early, end = expand(Sweep("s", arms=arms, axes=axes, size=()))
     assert (trunk.at, early.at, end.at) == (None, 0.5, 0.25)  # the axis's `at=0.5` replaces the arm's 0.25
     assert early.overrides == ("training.steps=2", "seed=0")
-
-
-@pytest.mark.parametrize("at", ["0", "-1", "1.5", "late"])
-def test_a_start_that_is_no_step_is_refused(at: str) -> None:
-    with pytest.raises(ValueError, match="at "):
-        expand(Sweep("s", arms={"a": Arm()}, axes={"checkpoint": {"x": [f"at={at}"]}}))

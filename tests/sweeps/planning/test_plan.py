@@ -64,39 +64,6 @@ def test_branches_run_under_the_ids_that_they_were_planned_with(cache: Path, tmp
     assert list(again.trials) == list(found.trials)
 
 
-def test_equal_computations_are_one_trial_whatever_they_are_called(cache: Path, tmp_path: Path) -> None:
-    data = {
-        "arms": {
-            "a": {"overrides": [*MOR, "recipe.threshold=0.05"]},
-            "b": {"overrides": ["recipe=mor/threshold-5", "recipe.block=32x32"]},
-            "c": {"overrides": [*MOR, "recipe.threshold=0.05", "training.checkpoint_every=1"]},
-            "d": {"overrides": [*MOR]},
-        }
-    }
-    found = planned(tiny_file(tmp_path, cache, data))
-    assert len(found.members) == 4
-    assert len(found.trials) == 2
-    assert of(found, arm="a") is of(found, arm="b") is of(found, arm="c")
-
-
-def test_parents_come_before_their_branches(cache: Path, tmp_path: Path) -> None:
-    data = {**FAMILY, "arms": dict(reversed(ARMS.items())), "seeds": [0, 1]}
-    found = planned(tiny_file(tmp_path, cache, data))
-    order = list(found.trials)
-    assert len(order) == 2 + 4 + 4
-    for one in found.trials.values():
-        assert one.parent is None or order.index(one.parent) < order.index(one.id)
-
-
-@pytest.mark.parametrize(("at", "step"), [(0.5, 2), (0.8, 3), (3, 3), (1, 1), (None, 4)])
-def test_at_is_a_part_of_the_parents_steps_or_a_step(cache: Path, tmp_path: Path, at: Any, step: int) -> None:
-    """Check that `at` of a branch is a fraction of its parent's steps or the number of a step."""
-    data = {"arms": {"t": {}, "b": {"parent": "t", "at": at, "overrides": ["recipe=nvfp4"]}}}
-    found = planned(tiny_file(tmp_path, cache, data), "training.steps=4")
-    assert of(found, arm="b").trial.branch.step == step
-    assert of(found, arm="t").keep == {step}
-
-
 def test_what_runs_it_is_no_part_of_an_id_but_ranks_are(cache: Path, tmp_path: Path) -> None:
     """Check that requested resources and allowed epochs do not change a trial's id, but that ranks and threads do."""
     file = tiny_file(tmp_path, cache, {})
@@ -106,12 +73,6 @@ def test_what_runs_it_is_no_part_of_an_id_but_ranks_are(cache: Path, tmp_path: P
     )
     assert [first] != list(planned(file, "resources.ranks=1", "runtime.threads=2").trials)
     assert [first] != list(planned(file, "resources.ranks=2", "training.batch=8").trials)
-
-
-def test_a_trial_takes_as_many_cores_as_it_has_threads_unless_told_otherwise(cache: Path, tmp_path: Path) -> None:
-    file = tiny_file(tmp_path, cache, {})
-    assert [one.resources.cpus for one in planned(file, "runtime.threads=2").trials.values()] == [2.0]
-    assert [one.resources.cpus for one in planned(file, "resources.cpus=0.5").trials.values()] == [0.5]
 
 
 @pytest.mark.parametrize(
@@ -226,12 +187,6 @@ def test_a_grid_of_train_is_a_plan_too(
     overrides = ["data.kind=synthetic", "data.size=2048", "training.steps=200", f"runtime.cache={cache}", "seed=0,1"]
     assert cli.main(["train", "--multirun", *overrides, "--backend", "local"]) == 2
     assert "data.repeat allows 4" in capsys.readouterr().err
-
-
-def test_a_trial_by_itself_may_overfit(cache: Path, tmp_path: Path) -> None:
-    """Check that `fewbits train`, unlike a sweep, trains more epochs than `data.repeat` allows."""
-    overrides = tiny(cache, *LINE["overrides"], "data.repeat=1", "training.steps=33", f"runtime.runs={tmp_path}")
-    assert cli.main(["train", *overrides]) == 0
 
 
 SPLITS = {"train": 1 << 20, "validation": 2 << 20, "ood": 120_000}

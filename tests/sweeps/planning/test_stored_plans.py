@@ -90,14 +90,6 @@ def test_overrides_are_one_selection_whatever_their_order_and_places(overrides: 
     assert (selection(overrides.split()) == selection(other.split())) == equal
 
 
-def test_sweeps_of_other_seeds_have_a_plan_each(stored: Stored, capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = [*stored.overrides, "seeds=[0,2]"]
-    save_plan(planned(*overrides), overrides)
-    for selected, seeds in ((stored.overrides, {0, 1}), (overrides, {0, 2}), (overrides[::-1], {0, 2})):
-        assert {member.cell.seed for member in find_plan(selected).members} == seeds
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.parametrize("key", ["", "trials", "members", "sweeps", "time", "id"])
 def test_a_damaged_plan_is_told_in_a_line_and_sweep_writes_a_new_one(
     key: str, stored: Stored, capsys: pytest.CaptureFixture[str]
@@ -151,13 +143,3 @@ def test_what_has_changed_since_the_stored_plan_is_told(stored: Stored) -> None:
     counted, named = changes(stored.overrides, planned(*stored.overrides))
     assert counted.endswith(f": {len(stored.plan.members)} trials changed")
     assert names(named, "training.blow_up", "1 result")
-
-
-def test_reading_writes_nothing(stored: Stored, capsys: pytest.CaptureFixture[str]) -> None:
-    before = {path: path.stat().st_mtime_ns for path in stored.runs.rglob("*")}
-    assert cli.main(["status", *stored.overrides]) == 0
-    assert capsys.readouterr().err == ""
-    assert cli.main(["status", *stored.overrides, "seeds=[3]"]) == 0
-    assert names(capsys.readouterr().err, "no plan", "`fewbits sweep family.yaml seeds=[3]`")
-    assert {path: path.stat().st_mtime_ns for path in stored.runs.rglob("*")} == before
-    assert {path.name for path in before} == {plans.FOLDER, stored.path.name}

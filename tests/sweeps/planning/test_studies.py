@@ -4,15 +4,12 @@ Trials repeat their data only as often as allowed, the papers' models fit on the
 after the switch, arms without a part of NVFP4 lack this part alone, and branches continue the learning rate schedule.
 """
 
-import json
 import math
 from functools import cache
 
 import pytest
 
-from fewbits.commands.list import main
 from fewbits.experiments.config import load_trial
-from fewbits.experiments.config_files import names
 from fewbits.experiments.data.python_sources import PYTHON, TORCH
 from fewbits.experiments.data.web_text import COLLECTIONS
 from fewbits.experiments.distributed.memory import fits
@@ -22,30 +19,6 @@ from fewbits.models.recipe import Recipe
 from fewbits.sweeps.planning.expand import Cell, expand
 from fewbits.sweeps.planning.plan import Plan, check_repeats, plan
 from fewbits.sweeps.planning.studies import STUDIES, load_sweeps
-
-
-def test_a_study_names_its_baseline_and_the_recipes_of_its_sweeps() -> None:
-    for study in STUDIES.values():
-        assert set(study.recipes) <= set(names("recipe"))
-        assert len(set(study.recipes)) == len(study.recipes)
-        assert study.recipes[0] == "bf16"
-    assert {"mor/tensor", "mor/three-way", "e2m1-tensor"} < set(STUDIES["mor"].recipes)
-    assert {"gaussws", "diffq"} < set(STUDIES["gaussws"].recipes)
-    studies = list(STUDIES.values())
-    for field in ("name", "arxiv", "title"):
-        assert len({getattr(study, field) for study in studies}) == len(studies)
-    assert [study.name for study in studies] == list(STUDIES) == ["mor", "nvfp4", "gaussws", "primer"]
-
-
-def test_a_study_is_listed_with_the_scales_and_arms_of_its_sweeps(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["studies", "mor", "--json"]) == 0
-    (study,) = json.loads(capsys.readouterr().out)
-    repeated = next(sweep for sweep in study["sweeps"] if sweep["name"] == "repeated")
-    assert repeated["scales"] == ["cpu-full"]
-    assert repeated["arms"].keys() == {"bf16", "bf16-again", "dropout", "block", "e8m0", "three-way"}
-    assert main(["studies", "mor"]) == 0
-    assert "sweep=repeated\n  A text that is read ten times" in capsys.readouterr().out
-
 
 # ------------------------------------------------------------------------------------------------ all scales
 
@@ -145,15 +118,6 @@ def test_longer_trainings_from_one_parent_have_the_rates_of_whole_ones(scale: st
         ours = [rate(parent, step) for step in some(at)] + [rate(branch, step) for step in some(branch.training.steps)]
         uncut = [*some(at), *(at + step for step in some(branch.training.steps))]
         assert ours == pytest.approx([factor(whole.schedule, step, steps) for step in uncut]), times
-
-
-def test_branches_of_the_12b_go_on_at_its_rates() -> None:
-    found = first_cells("large", "paper")
-    branches = {arm: line(cell) for arm, cell in found.items() if cell.parent}
-    assert len(branches) == 17
-    for arm, (parent, at, branch) in branches.items():
-        for step in some(branch.training.steps):
-            assert rate(branch, step) == pytest.approx(rate(parent, at + step), abs=1e-5), (arm, step)
 
 
 def differing(one: Recipe, other: Recipe) -> dict[str, tuple[str, str]]:

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fewbits import cli
-from fewbits.experiments.composition import spelled
 from fewbits.sweeps.planning.studies import load_sweeps
 from fewbits.sweeps.planning.sweep import Arm, Resources, Sweep
 from tests.messages import naming
@@ -90,25 +88,6 @@ def test_values_are_what_words_and_sizes_refer_to_and_a_scale_may_give_them(tmp_
         loaded(tmp_path, text.replace("values.steps", "values.stepz"), "scale=cpu")
 
 
-def test_values_of_an_axis_are_spelled_so_that_hydra_reads_them_back(tmp_path: Path) -> None:
-    sweep = loaded(tmp_path, 'axes: {evaluation.tasks: [[], [a, "b c"]], training.rounding_seed: [null, 1]}')
-    (tasks,), (seeds,) = (group.values() for group in sweep.groups)
-    assert list(tasks.values()) == [("evaluation.tasks=[]",), ('evaluation.tasks=[a,"b c"]',)]
-    assert list(seeds.values()) == [("training.rounding_seed=null",), ("training.rounding_seed=1",)]
-    for text in ("\\", '\\"', 'a\\\\"b', "\\a", "a b\\\\"):  # Hydra treats a backslash as special only before a quote
-        assert OverridesParser.create().parse_override(f"recipe.name={spelled(text)}").value() == text
-
-
-def test_interpolations_read_other_keys_of_the_file(tmp_path: Path) -> None:
-    text = "scale: cpu\nabout: ${scale} of ${study}\nstudy: mine\noverrides: ['data.size=${seeds.0}']"
-    sweep = loaded(tmp_path, text)
-    assert sweep.about == "cpu of mine"
-    assert sweep.overrides == ("data.size=0",)
-    assert sweep.size == ("scale=cpu",)
-    with pytest.raises(ValueError, match=r"one\.yaml: .*nothing"):
-        loaded(tmp_path, "about: ${nothing}")
-
-
 # ------------------------------------------------------------------------------------------------ the command line
 
 
@@ -124,18 +103,6 @@ def test_words_of_trials_are_told_from_those_of_the_sweep(tmp_path: Path) -> Non
     (sweep,), extra = load_sweeps([str(path), "training.steps=5", "seeds=[1]", "recipe=mor/block", "+observer.x=1"])
     assert extra == ("training.steps=5", "recipe=mor/block", "+observer.x=1")
     assert sweep.seeds == (1,)
-
-
-def test_a_file_may_lie_anywhere_and_be_called_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "two words"
-    folder.mkdir()
-    (folder / "my-sweep.v2.yaml").write_text("seeds: [5]")
-    monkeypatch.chdir(folder)
-    (sweep,), _ = load_sweeps(["my-sweep.v2.yaml"])
-    assert (sweep.name, sweep.seeds) == ("my-sweep.v2", (5,))
-    (tmp_path / "lr=1").mkdir()
-    (tmp_path / "lr=1" / "é.yaml").write_text("seeds: [6]")
-    assert load_sweeps([f"{tmp_path}/lr=1/é.yaml"])[0][0].seeds == (6,)
 
 
 # ------------------------------------------------------------------------------------------------ scales
@@ -160,14 +127,6 @@ def test_a_scale_beside_the_file_says_how_big_things_are(scaled: Path) -> None:
     assert load_sweeps([str(scaled), "scale=smoke"])[0][0].seeds == (0,)
     with pytest.raises(ValueError, match=r"scale 'huge'.*cpu, smoke"):
         load_sweeps([str(scaled), "scale=huge"])
-
-
-def test_a_scale_may_give_single_sweeps_other_seeds(scaled: Path) -> None:
-    (scaled.parent / "scale" / "cpu.yaml").write_text(f"seeds: [0, 1]\nseeds_of: {{{scaled.stem}: [7, 8], other: [9]}}")
-    assert load_sweeps([str(scaled), "scale=cpu"])[0][0].seeds == (7, 8)
-    assert load_sweeps([str(scaled), "scale=cpu", "seeds=[2]"])[0][0].seeds == (2,)
-    scaled.rename(scaled.with_name("third.yaml"))
-    assert load_sweeps([str(scaled.with_name("third.yaml")), "scale=cpu"])[0][0].seeds == (0, 1)
 
 
 def test_a_scale_may_leave_out_arms_of_single_sweeps(scaled: Path) -> None:
@@ -241,12 +200,6 @@ def test_a_mistake_in_a_file_is_one_line(text: str, message: str, tmp_path: Path
         loaded(tmp_path, text)
     assert str(error.value).count("\n") == 0
     assert "one" in str(error.value)  # the file's name
-
-
-def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
-    (tmp_path / "one.yaml").write_bytes(b"\x92\xff")
-    with pytest.raises(ValueError, match=r"one\.yaml: .*utf-8"):
-        load_sweeps([str(tmp_path / "one.yaml")])
 
 
 @pytest.mark.parametrize(

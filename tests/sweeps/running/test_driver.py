@@ -256,26 +256,6 @@ def test_what_fails_is_named_with_its_log_and_leaves_the_others_whole(
     assert store.failure(broken) is None
 
 
-def test_a_folder_that_takes_no_files_and_a_damaged_result_are_failures_of_their_trials_alone(
-    cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """If neither the worker nor the driver can write failure.json, as on a full disk, other trials still finish.
-
-    They also do if result.json of a trial is damaged.
-    """
-    file = tiny_file(tmp_path, cache, {"seeds": [0, 1, 2], "resources": {"attempts": 2}})
-    full, damaged, good = folders(plan_of(file, tmp_path / "runs"))
-    for name in (store.LOG, store.FAILURE):
-        (full.path / name).mkdir(parents=True)
-    damaged.path.mkdir(parents=True)
-    (damaged.path / "result.json").write_text('{"id": "1a2b')
-    assert sweep(file, tmp_path / "runs") == 1
-    errors = capfd.readouterr().err
-    assert f"failed: {full.path}: IsADirectoryError: " in errors
-    assert f"failed: {damaged.path}: ValueError: {damaged.path / 'result.json'} is not JSON" in errors
-    assert store.state(good) == "done"
-
-
 def test_a_full_disk_ends_the_sweep_with_one_line_and_the_same_command_resumes(
     undisturbed: Undisturbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -361,34 +341,7 @@ def test_crashes_are_told_and_leave_the_others_whole(
     assert place["good"].result() is not None
 
 
-def test_a_sweep_needs_no_stdout_and_no_stderr(cache: Path, tmp_path: Path) -> None:
-    file = tiny_file(tmp_path, cache, {"overrides": ["training.steps=1"]})
-    (folder,) = folders(plan_of(file, tmp_path / "runs"))
-    assert started(None, "sweep", str(file), "--runs", str(tmp_path / "runs"), *LOCAL).end() == 0
-    assert store.state(folder) == "done"
-    assert attempts(folder) == 1
-    assert "  step 1/1  loss " in (folder.path / store.LOG).read_text()
-
-
 # ------------------------------------------------------------------------------------------------ branches, caches
-
-
-def test_a_branch_that_is_asked_for_later_has_its_parent_trained_once_more(cache: Path, tmp_path: Path) -> None:
-    runs = tmp_path / "runs"
-    arms: dict[str, Any] = {"trunk": {"overrides": ["recipe=bf16"]}}
-    alone = tiny_file(tmp_path, cache, {"arms": arms}, "alone")
-    (folder,) = folders(plan_of(alone, runs))
-    assert sweep(alone, runs) == 0
-    before = all_left(plan_of(alone, runs))
-    for trained, at in ((2, 3), (3, 1)):  # step 1 is before all checkpoints that the trunk has kept
-        arms[f"at-{at}"] = {"overrides": ["recipe=nvfp4"], "parent": "trunk", "at": at}
-        for _ in range(2):
-            assert sweep(tiny_file(tmp_path, cache, {"arms": arms}, f"at-{at}"), runs) == 0
-            assert attempts(folder) == trained
-        assert all_left(plan_of(alone, runs)) == before
-        assert folder.has([3, at])
-        assert sweep(alone, runs) == 0
-        assert attempts(folder) == trained
 
 
 def test_what_is_done_is_not_done_again_and_loads_neither_ray_nor_mlflow(undisturbed: Undisturbed) -> None:

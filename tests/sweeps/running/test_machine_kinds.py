@@ -4,26 +4,12 @@ import json
 import shutil
 from pathlib import Path
 
-import pytest
-
 from fewbits import cli
 from fewbits.experiments.environment import alike, describe_kinds, kinds_of, processor_kind
 from fewbits.sweeps.planning import store
-from fewbits.sweeps.planning.plan import Planned
 from tests.messages import names
 from tests.sweeps.conftest import Undisturbed
-from tests.sweeps.sweep_inputs import all_left, attempts, folders, planned, reported_steps, tiny_file
-
-
-def leave(trial: Planned, *kinds: str) -> None:
-    """Write the run folder of a finished trial whose steps were computed on these kinds, one after the other."""
-    folder = trial.folder.path
-    folder.mkdir(parents=True, exist_ok=True)
-    environments = [{"kind": kind, "backend": "cpu", "torch": "2.13.0"} for kind in kinds]
-    segments = [{"step": step, "environment": one} for step, one in enumerate(environments)]
-    (folder / "provenance.json").write_text(json.dumps({"id": trial.id, "segments": segments}))
-    result = {"id": trial.id, "status": "done", "step": trial.trial.training.steps}
-    (folder / "result.json").write_text(json.dumps(result))
+from tests.sweeps.sweep_inputs import all_left, attempts, folders, planned, reported_steps
 
 
 def test_runs_are_alike_if_kind_backend_and_torch_are() -> None:
@@ -61,23 +47,3 @@ def test_a_run_of_another_kind_starts_again_and_finished_ones_are_kept(
     log = (unfinished.path / store.LOG).read_text()
     assert sum(names(line, "other-kind", processor_kind(), "starts again") for line in log.splitlines()) == 1
     assert all_left(plan) == undisturbed.left
-
-
-def test_status_has_a_column_of_kinds_where_they_differ(
-    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arms = {recipe: {"overrides": [f"recipe={recipe}"]} for recipe in ("bf16", "nvfp4", "mxfp8")}
-    file = tiny_file(tmp_path, cache, {"arms": arms})
-    plan = planned(file, f"runtime.runs={tmp_path / 'runs'}")
-    arguments = ["status", str(file), "--runs", str(tmp_path / "runs")]
-    one, other, _ = plan.trials.values()
-    leave(one, "amd-avx2")
-    assert cli.main(arguments) == 0
-    assert "amd-avx2" not in capsys.readouterr().out
-    leave(other, "intel-amx", "amd-avx2")
-    assert cli.main(arguments) == 0
-    assert "intel-amx, then amd-avx2" in capsys.readouterr().out
-    assert cli.main([*arguments, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    kinds = {"bf16": "amd-avx2", "nvfp4": "intel-amx, then amd-avx2", "mxfp8": None}
-    assert {row["place"]["arm"]: row["kind"] for row in rows} == kinds

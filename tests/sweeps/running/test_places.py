@@ -3,18 +3,14 @@
 A URL is refused as a store. If a store is on a network file system, its SQLite database is in the user's cache folder.
 """
 
-import errno
-import fcntl
 import os
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fewbits import cli
-from fewbits.common import process, store_folder
-from fewbits.experiments.storage.lease import NO_LOCKS, Held, leased
+from fewbits.common import store_folder
 from fewbits.sweeps.tracking import connection
 
 URL = "s3://bucket/runs"
@@ -48,17 +44,6 @@ def test_a_store_that_is_a_url_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["claims", "report"])
-def test_results_of_a_store_that_does_not_exist_are_not_shown(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert cli.main([command, "study=mor", "scale=smoke", "--runs", "mistyped"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "mistyped" in line
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.fixture
 def on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a store that a false list of mounts places on NFS; the user's cache folder is on a local file system."""
@@ -89,18 +74,6 @@ def test_on_a_network_file_system_the_database_is_in_the_users_cache_and_one_lin
     assert not (on_nfs / connection.DATABASE).exists()
 
 
-def test_a_cache_folder_on_a_network_file_system_is_named_too_and_a_named_database_is_used_wherever_it_is(
-    on_nfs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FEWBITS_CACHE", str(on_nfs.parent / "cache"))
-    with pytest.warns(RuntimeWarning, match="set FEWBITS_CACHE to a local folder"):
-        connection.tracking_uri(on_nfs)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{on_nfs / 'mine.db'}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert connection.tracking_uri(on_nfs) == f"sqlite:///{on_nfs / 'mine.db'}"
-
-
 def test_ui_uses_the_database_in_the_cache(on_nfs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["ui", "--sync-only", "--runs", str(on_nfs)]) == 0
     shown = capfd.readouterr().err
@@ -110,17 +83,3 @@ def test_ui_uses_the_database_in_the_cache(on_nfs: Path, tmp_path: Path, capfd: 
     database.write_bytes(b"no database")  # so that the error of `ui` names the database that it opens
     assert cli.main(["ui", "--runs", str(on_nfs)]) == 2
     assert f"MLflow cannot open sqlite:///{database}" in capfd.readouterr().err
-
-
-def test_a_trial_is_leased_without_file_locks_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(file: Any, operation: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    monkeypatch.setattr(process, "_warned", set())
-    run = tmp_path / "run"
-    with pytest.warns(RuntimeWarning, match="no file locks") as warned, leased(run), pytest.raises(Held), leased(run):
-        pass
-    assert NO_LOCKS in str(warned[0].message)
-    with pytest.warns(RuntimeWarning, match="no file locks"), connection.locked(tmp_path):
-        pass

@@ -3,11 +3,9 @@
 import contextlib
 import json
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +18,6 @@ from fewbits.sweeps.planning.sweep import Resources
 from fewbits.sweeps.running import driver, worker
 from fewbits.sweeps.running import run_sweep as run_sweep
 from fewbits.sweeps.running.driver import Driver, Ended, Job, Outcome, Stage, job
-from tests.messages import names
 from tests.sweeps.sweep_inputs import planned, tiny_file
 
 BRANCHES = {
@@ -87,20 +84,6 @@ def family(plan: Plan) -> dict[str, Planned]:
 @pytest.fixture(autouse=True)
 def _without_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "REST", 0.0)
-
-
-class Away:
-    """An MLflow that never answers."""
-
-    to_server, line = True, ""
-
-    def sync(self, *, last: bool = False) -> bool:
-        return False
-
-
-def conducted(plan: Plan, backend: Any, monkeypatch: pytest.MonkeyPatch, view: Any = None) -> int:
-    monkeypatch.setattr(run_sweep.Where, "open", lambda _: backend)
-    return run_sweep.run_sweep(plan, run_sweep.Where("local"), view or Away())
 
 
 # ------------------------------------------------------------------------------------------------ removed meanwhile
@@ -180,54 +163,7 @@ def test_a_parent_whose_checkpoints_never_come_fails(plan: Plan, family: dict[st
     assert "steps 4, 8" in task.failure.reason
 
 
-def test_what_was_over_and_is_gone_is_told_with_status_1(
-    plan: Plan, family: dict[str, Planned], monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
-    late = family["late"].folder.path
-    backend = Pretended(lambda job: shutil.rmtree(late) if job.path == late else None)
-    assert conducted(plan, backend, monkeypatch) == 1
-    shown = capfd.readouterr()
-    assert "3 trials: 1 planned, 2 done\n" in shown.out
-    assert names(shown.err.splitlines()[-1], 1, "missing from the store", "again")
-    backend = Pretended()
-    assert conducted(plan, backend, monkeypatch) == 0
-    assert backend.started == [family["late"].id]
-
-
-def test_speeds_that_cannot_be_written_are_left_out(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
-    """If speeds.json cannot be written, for example on a full disk, the sweep still ends with its summary."""
-    (tmp_path / "runs" / "speeds.json").mkdir(parents=True)
-    assert conducted(plan, Pretended(), monkeypatch) == 0
-    assert "3 trials: 3 done\n" in capfd.readouterr().out
-
-
 # ------------------------------------------------------------------------------------------------ stopped
-
-
-def test_at_once_does_not_wait_for_mlflow(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that a second Ctrl-C ends a sweep without waiting for an update of MLflow, which may take a minute."""
-    busy, answered = threading.Event(), threading.Event()
-
-    class Slow(Away):
-        def sync(self, *, last: bool = False) -> bool:
-            busy.set()
-            answered.wait(60)
-            return False
-
-    class Interrupted(Pretended):
-        def wait(self, seconds: float) -> list[Ended]:
-            busy.wait(60)
-            raise KeyboardInterrupt
-
-    began = time.monotonic()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            conducted(plan, Interrupted(), monkeypatch, Slow())
-        assert time.monotonic() - began < 30
-    finally:
-        answered.set()
 
 
 def test_a_stop_file_that_is_written_again_while_the_worker_ends_is_removed(cache: Path, tmp_path: Path) -> None:

@@ -161,25 +161,6 @@ def test_a_run_shows_whether_its_trial_is_trained_and_a_killed_one_continues(
     assert seen(uri, made.store)[key].info.status == "KILLED"
 
 
-def test_an_arm_is_replaced_when_another_seed_has_ended(tmp_path: Path, cache: Path, uri: str) -> None:
-    made = planned(tmp_path, cache, f"seeds: [0, 1]{ONE}")
-    first, second = made.trials.values()
-    train(first)
-    mirror = Mirror(made)
-    mirror.sync()
-    before = seen(uri, made.store)[ARM]
-    assert (before.data.metrics["seeds"], before.info.status) == (1, "SCHEDULED")
-    train(second, until=3)
-    mirror.sync()
-    assert seen(uri, made.store)[ARM].info.run_id == before.info.run_id
-    train(second)
-    mirror.sync()
-    runs = seen(uri, made.store)
-    assert runs[ARM].info.run_id != before.info.run_id
-    assert (runs[ARM].data.metrics["seeds"], runs[ARM].info.status) == (2, "FINISHED")
-    assert {run.data.tags.get(PARENT) for run in runs.values()} == {None, runs[ARM].info.run_id}
-
-
 def test_seeds_of_two_commands_are_one_arm_and_an_edited_sweep_replaces_it(
     tmp_path: Path, cache: Path, uri: str
 ) -> None:

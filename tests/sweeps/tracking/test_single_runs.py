@@ -14,7 +14,7 @@ from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.trial import Runtime
 from fewbits.sweeps.tracking import connection, points, runs
 from fewbits.sweeps.tracking.mirror import SINGLE, Tracker
-from tests.experiments.trial_inputs import MOR, Interrupted, left, metric, train, train_until
+from tests.experiments.trial_inputs import MOR, left, metric, train, train_until
 from tests.forked_python import run_python
 from tests.sweeps.tracking.tracked import everything, seen
 from tests.sweeps.tracking.tracked import points as sent_points
@@ -63,6 +63,18 @@ def test_every_step_is_there_once(uri: str, untracked: RunFolder, cache: Path, t
     assert run.data.metrics["loss/validation_loss"] == result["validation_loss"]
 
 
+def test_only_steps_whose_tables_are_complete_are_sent_while_a_trial_runs(cache: Path, tmp_path: Path) -> None:
+    """Check that without a result, only steps in timing.parquet are sent, because training writes this table last."""
+    folder, _ = train(cache, tmp_path, *ON, "runtime.tracking=none", "seed=6")
+    result, timing = (folder.path / name for name in ("result.json", "timing.parquet"))
+    kept = result.read_bytes()
+    result.unlink()
+    pd.read_parquet(timing).head(4).to_parquet(timing)
+    assert {point.step for point in points.trial_points(folder, after=1)} == {2, 3}
+    result.write_bytes(kept)
+    assert {2, 8} < {point.step for point in points.trial_points(folder, after=1)}
+
+
 def test_a_run_shows_numerics_origin_and_tables_and_sending_again_adds_nothing(
     uri: str, cache: Path, tmp_path: Path
 ) -> None:
@@ -93,18 +105,6 @@ def test_a_run_shows_numerics_origin_and_tables_and_sending_again_adds_nothing(
         client.set_tag(run.info.run_id, runs.SENT, tag)
         Tracker(TRACKED).saved(folder)
         assert everything(uri, tmp_path, SINGLE) == before
-
-
-def test_only_steps_whose_tables_are_complete_are_sent_while_a_trial_runs(cache: Path, tmp_path: Path) -> None:
-    """Check that without a result, only steps in timing.parquet are sent, because training writes this table last."""
-    folder, _ = train(cache, tmp_path, *ON, "runtime.tracking=none", "seed=6")
-    result, timing = (folder.path / name for name in ("result.json", "timing.parquet"))
-    kept = result.read_bytes()
-    result.unlink()
-    pd.read_parquet(timing).head(4).to_parquet(timing)
-    assert {point.step for point in points.trial_points(folder, after=1)} == {2, 3}
-    result.write_bytes(kept)
-    assert {2, 8} < {point.step for point in points.trial_points(folder, after=1)}
 
 
 def test_an_interrupted_trial_continues_in_its_run(uri: str, cache: Path, tmp_path: Path) -> None:
@@ -156,15 +156,6 @@ def test_mlflow_being_away_is_one_warning(
     (message,) = (str(w.message) for w in caught if "MLflow was not updated" in str(w.message))
     assert "\n" not in message
     assert left(folder.path) == left(untracked.path)
-
-
-def test_ctrl_c_is_no_failure_of_mlflow(uri: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise Interrupted
-
-    monkeypatch.setattr("fewbits.sweeps.tracking.mirror.connect", interrupted)
-    with pytest.raises(Interrupted):
-        train(cache, tmp_path, *ON, "seed=4")
 
 
 def test_fewbits_ui_sends_trials_that_were_trained_without_mlflow(
@@ -238,64 +229,4 @@ def test_processes_at_once_create_one_database_and_lose_no_metric(untracked: Run
         assert (run.info.status, steps(uri, run)) == ("FINISHED", list(range(9)))
 
 
-def test_a_table_that_is_replaced_while_it_is_read_is_read_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Check that a table is read completely before it is parsed.
-
-    Parquet is parsed from the end, and a running trial may replace the file before the rest is read.
-    """
-    path, read = tmp_path / "metrics.parquet", pd.read_parquet
-    pd.DataFrame({"step": range(3)}).to_parquet(path)
-
-    def replaced(source: Any) -> Any:
-        path.write_bytes(b"another")
-        return read(source)
-
-    monkeypatch.setattr(pd, "read_parquet", replaced)
-    assert points._rows(path) == [{"step": 0}, {"step": 1}, {"step": 2}]
-
-
-def test_a_store_that_was_moved_gets_no_artifacts_at_its_old_place(untracked: RunFolder, tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    connection.experiment(connection.connect(tmp_path / "old", uri), SINGLE, tmp_path / "old", uri)
-    (tmp_path / "old").rename(tmp_path / "new")
-    path = untracked.path.rename(tmp_path / "new" / untracked.path.name)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLFLOW_TRACKING_URI", uri)
-        Tracker(TRACKED).saved(RunFolder(path, untracked.id))
-    path.rename(untracked.path)
-    assert not (tmp_path / "old").exists()
-    assert seen(uri, tmp_path / "new", SINGLE)[f"single/{untracked.id}"].info.status == "FINISHED"
-
-
 # ------------------------------------------------------------------------------------------------ numerics
-
-MIXTURE = "e4m3:128x128:gam @ error<0.045 | bf16 ; per=block"
-
-
-def rows(*given: dict[str, object]) -> pd.DataFrame:
-    return pd.DataFrame([{"step": 9, "layer": "a", **row} for row in given])
-
-
-def test_errors_are_averaged_over_layers_and_their_maximum_is_kept() -> None:
-    table = rows(
-        {"slot": "fprop.x", "error": 0.1, "error_max": 0.2, "flushed": 0.0, "saturated": 0.0},
-        {"slot": "fprop.x", "error": 0.3, "error_max": 0.9, "flushed": 0.5, "saturated": 0.0},
-        {"slot": "fprop.w", "error": 0.2, "error_max": 0.2, "flushed": 0.0, "saturated": 1.0},
-        {"slot": "weight", "gradient_error": 0.4, "gradient_cosine": 0.9},
-    )
-    expected: dict[str, object] = {"weight_gradient/error": 0.4, "weight_gradient/cosine": 0.9}
-    for slot, *values in (("fprop.x", pytest.approx(0.2), 0.9, 0.25, 0.0), ("fprop.w", 0.2, 0.2, 0.0, 1.0)):
-        kinds = ("error", "error_max", "flushed", "saturated")
-        expected |= {f"operand_{kind}/{slot}": value for kind, value in zip(kinds, values, strict=True)}
-    assert points.numerics_by_step(table) == {9: expected}
-
-
-def test_bit_widths_are_those_of_all_layers() -> None:
-    table = rows(
-        {"slot": "weight", "bits_mean": 5.0, "bits_min": 4.5, "bits_max": 6.0},
-        {"slot": "weight", "bits_mean": 6.0, "bits_min": 4.0, "bits_max": 7.0},
-    )
-    widths = {"weight_bits/mean": 5.5, "weight_bits/min": 4.0, "weight_bits/max": 7.0}
-    assert points.numerics_by_step(table) == {9: widths}
