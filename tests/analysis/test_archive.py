@@ -5,7 +5,6 @@ import json
 import shutil
 from collections.abc import Callable
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -81,17 +80,6 @@ def test_archives_of_two_machines_complete_a_store(planned: Planner) -> None:
     assert Results(planned(), Joined(halves[:1])).flags != ()
 
 
-def test_curves_are_averaged_and_evaluations_are_kept() -> None:
-    steps = np.arange(1000)
-    frame = pd.DataFrame({"step": steps, "tokens": steps, "id": "a", "loss": 1.0 * steps, "validation_loss": np.nan})
-    frame.loc[[333, 999], "validation_loss"] = [2.0, 1.0]
-    thin = archive._thinned(frame, Detail(100, 2))
-    assert len(thin.dropna(subset=["loss"])) == 100
-    assert thin["loss"].mean() == pytest.approx(frame["loss"].mean())
-    kept = thin.dropna(subset=["validation_loss"])
-    assert (kept["step"].tolist(), kept["validation_loss"].tolist()) == ([333, 999], [2.0, 1.0])
-
-
 def test_less_detail_is_kept_if_the_file_would_be_too_large(planned: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
     results = Results(planned())
     whole = archived(results, [])
@@ -102,9 +90,3 @@ def test_less_detail_is_kept_if_the_file_would_be_too_large(planned: Planner, mo
     assert len(less) < len(whole)
     assert Results(found.plan, found).numerics().groupby("id")["step"].nunique().max() == 1
     assert Results(found.plan, found).numerics()["step"].max() == results.numerics()["step"].max()
-
-
-@pytest.mark.parametrize("content", [b"", b"PAR1"])
-def test_another_file_is_refused(content: bytes) -> None:
-    with pytest.raises(ValueError, match="no file of results"):
-        Archive(content)

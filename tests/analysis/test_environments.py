@@ -3,17 +3,14 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fewbits.analysis.engine.results.data import Differences, NoData
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.pairing import paired
-from fewbits.analysis.engine.results.rows import why_not_compared
 from fewbits.analysis.views.provenance import Provenance
 from fewbits.sweeps.planning.plan import Plan
-from fewbits.sweeps.planning.store import State
 from tests.messages import names
 
 Planner = Callable[..., Plan]
@@ -52,13 +49,6 @@ def mixed(plan: Plan) -> list[str]:
     return [line for line in Provenance(Results(plan), ()).mixed if "commit" not in line]
 
 
-def test_trials_of_one_kind_are_compared_and_nothing_is_noted(planned: Planner) -> None:
-    found = compared(planned())
-    assert isinstance(found, Differences)
-    assert (len(found.values), found.notes) == (2, ())
-    assert mixed(planned()) == []
-
-
 def test_a_pair_across_kinds_is_not_compared_and_says_what_mends_it(planned: Planner) -> None:
     plan, kind = planned(), own_kind(planned())
     recompute(plan, "bf16", 1, kind="intel-amx2")
@@ -79,14 +69,6 @@ def test_no_pair_left_is_no_data_with_the_reasons(planned: Planner) -> None:
     assert isinstance(found, NoData)
     assert found.reason.count("not compared") == 2
     assert Results(planned()).flags == ()
-
-
-def test_divergence_beside_another_kind_is_no_event(planned: Planner) -> None:
-    plan = planned()
-    recompute(plan, "wild", 0, kind="intel-amx2")
-    found = paired(Results(plan), "validation_loss", "wild", "bf16")
-    assert isinstance(found, Differences)
-    assert found.diverged == 1
 
 
 @pytest.mark.parametrize("key", ["torch", "backend"])
@@ -119,33 +101,3 @@ def test_runs_of_older_versions_are_alike_among_themselves(planned: Planner) -> 
     assert isinstance(found, Differences)
     assert len(found.values) == 2
     assert mixed(plan) == []
-
-
-def test_kinds_that_differ_between_seeds_are_fine(planned: Planner) -> None:
-    plan = planned()
-    for one in plan.members:
-        if one.cell.seed == 1:
-            path = plan.trials[one.id].folder.path / "provenance.json"
-            provenance: Any = json.loads(path.read_text())
-            for segment in provenance["segments"]:
-                segment["environment"]["kind"] = "intel-amx2"
-            path.write_text(json.dumps(provenance))
-    assert len(compared(plan).values) == 2  # type: ignore[union-attr]
-    assert mixed(plan) == []
-
-
-def row(key: str, *computed: tuple[str | None, ...]) -> dict[str, Any]:
-    return {"id": key, "arm": "mor", "axes": (), "state": State.DONE, "seed": 0, "computed": computed}
-
-
-def test_a_trial_is_compared_with_itself_even_if_two_kinds_computed_it() -> None:
-    mixed = row("a", ("amd-avx2", "cpu", "2.13", None), ("intel-amx", "cpu", "2.13", None))
-    assert why_not_compared(mixed, mixed, None) is None
-    assert why_not_compared(mixed, {**mixed, "id": "b"}, None) is not None
-
-
-def test_a_trial_of_an_unknown_kind_is_to_be_run_again() -> None:
-    known = row("a", ("amd-avx2", "cpu", "2.13", None))
-    note = why_not_compared(row("b"), known, "amd-avx2")
-    assert note is not None
-    assert "on amd-avx2" in note

@@ -130,15 +130,6 @@ def test_divergence_is_an_event_of_its_pair(planned: Planner) -> None:
     assert "both trials of the pair diverged" in both.reason
 
 
-def test_divergence_beside_a_missing_trial_is_no_event(planned: Planner) -> None:
-    shutil.rmtree(folder_of(Results(planned()), "bf16", 0))
-    for ours, baseline, counts in (("wild", "bf16", (1, 0)), ("bf16", "wild", (0, 1))):
-        found = paired(Results(planned()), "validation_loss", ours, baseline)
-        assert isinstance(found, Differences)
-        assert (found.diverged, found.baseline_diverged) == counts
-        assert "bf16, seed 0: missing: not run yet, or not finished" in found.notes
-
-
 def difference(values: Mapping[str, float]) -> float:
     return values["end"] - values["training"]
 
@@ -183,11 +174,6 @@ def test_a_formula_without_numbers_says_why(planned: Planner) -> None:
         assert isinstance(formula(results, missing, difference), NotPlanned)
 
 
-def test_a_formula_of_an_arm_with_several_values_of_an_axis_is_refused(planned: Planner) -> None:
-    with pytest.raises(ValueError, match=naming("arm mor", f"{AXIS}=0.0001", f"{AXIS}=0.045")):
-        formula(Results(planned()), of_arm("bf16") | {"training": (("tiny",), "mor", "loss")}, difference)
-
-
 def test_a_deleted_trial_is_missing_and_said_to_be(planned: Planner) -> None:
     shutil.rmtree(folder_of(Results(planned()), "bf16", 0))
     results = Results(planned())
@@ -216,14 +202,6 @@ def test_what_another_config_computed_is_not_used(planned: Planner) -> None:
     assert results.curves("loss").empty
 
 
-def test_a_failed_trial_says_why(planned: Planner) -> None:
-    folder = folder_of(Results(planned()), "bf16", 0)
-    (folder / "result.json").unlink()
-    failure = {"reason": "out of memory", "wrong_input": False, "step": 2, "log": []}
-    (folder / "failure.json").write_text(json.dumps(failure))
-    assert Results(planned()).flags == ("bf16, seed 0: out of memory",)
-
-
 @pytest.mark.parametrize("text", ["{", "[]", '{"id": "another", "status": "done", "step": 4}'])
 def test_a_result_that_is_none_is_a_failure_and_said_to_be(planned: Planner, text: str) -> None:
     (folder_of(Results(planned()), "bf16", 0) / "result.json").write_text(text)
@@ -243,14 +221,3 @@ def test_a_damaged_table_is_named_and_not_left_out(planned: Planner) -> None:
         Results(planned()).curves("loss")
     with pytest.raises(ValueError, match="is damaged"):
         series.curves(Results(planned()), "loss")
-
-
-def test_results_say_how_big_the_models_are(planned: Planner) -> None:
-    results = Results(planned())
-    count = results.trials["parameters"].iloc[0] / 1e6
-    assert results.scale == f"{count:.2g} M parameters"
-    assert results.of_sweep("tiny").scale == results.scale
-    with pytest.raises(ValueError, match="sweep 'big': valid values are tiny"):
-        results.of_sweep("big")
-    assert results.has("mor")
-    assert not results.has("fp8")

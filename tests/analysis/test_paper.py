@@ -3,13 +3,10 @@
 import math
 
 import pytest
-import yaml
 
 from fewbits.analysis.engine.results.paper import STUDIES as FOLDER
-from fewbits.analysis.engine.results.paper import Paper, paper
-from fewbits.common.from_dict import from_dict
+from fewbits.analysis.engine.results.paper import paper
 from fewbits.sweeps.planning.studies import STUDIES
-from tests.messages import naming
 
 PAPERS = sorted(path.parent.name for path in FOLDER.glob("*/paper.yaml"))
 COUNTS = {"mor": (4, 21), "nvfp4": (5, 14), "gaussws": (4, 8), "primer": (3, 0)}  # tables, figures
@@ -47,15 +44,6 @@ def test_mors_losses_change_as_was_derived_by_hand(place: tuple[str, str], expec
         change = table.change(row, column)
         assert change is not None
         assert 100 * change == pytest.approx(percent, abs=0.0051)
-
-
-def test_mors_tables_agree_where_they_repeat_each_other() -> None:
-    two, three, four = (paper("mor").table(f"Table {i}") for i in (2, 3, 4))
-    for row in two.rows:
-        if row.id.endswith("_best"):  # the best of recent checkpoints, which only the text states
-            continue
-        assert two.value(row.id, "c1-bf16") == three.value(row.id, "bf16") == four.value(row.id, "bf16")
-        assert two.value(row.id, "c1-block") == three.value(row.id, "block")
 
 
 def test_mors_own_numbers_agree_with_its_tables() -> None:
@@ -101,36 +89,3 @@ def test_gaussws_overheads_are_those_of_its_throughputs() -> None:
         printed_ones = [table.value(f"overhead-{size}", column.id) or 0 for size in ("134m", "1b", "3b", "70b")]
         ratio = math.prod(1 - one / 100 for one in printed_ones) ** (1 / 4)
         assert 100 * (1 - ratio) == pytest.approx(table.value("overhead", column.id), abs=0.0051)
-
-
-def test_gaussws_tokens_are_those_of_its_steps() -> None:
-    table = paper("gaussws").table("Table E.1")
-    for column in table.columns:
-        factors = [table.value(row, column.id) or 0 for row in ("length", "local", "accumulation", "ranks", "steps")]
-        assert math.prod(factors) / 1e6 == table.value("tokens", column.id)
-
-
-def test_what_is_lost_is_none() -> None:
-    """Check that a cell without a number has the value None."""
-    table = paper("mor").table("Table 1")
-    assert table.value("peak", "c1") is None
-    assert table.value("batch", "c2") == 1536
-    assert table.value("data", "c1") is None, "a row of text has no numbers"
-    assert paper("mor").table("Table 2").change("mmlu", "c1-bf16") is None
-
-
-def test_mistakes_in_a_paper_are_named() -> None:
-    data = yaml.safe_load((FOLDER / "mor" / "paper.yaml").read_text("utf-8"))
-    data["tables"][1]["rows"][0]["values"].pop()
-    with pytest.raises(ValueError, match=naming("Table 2, loss", "7 values", "8 columns")):
-        from_dict(Paper, data)
-    data = yaml.safe_load((FOLDER / "mor" / "paper.yaml").read_text("utf-8"))
-    data["tables"][1]["id"] = "Table 1"
-    with pytest.raises(ValueError, match=naming("mor", "Table 1")):
-        from_dict(Paper, data)
-    data = yaml.safe_load((FOLDER / "mor" / "paper.yaml").read_text("utf-8"))
-    data["numbers"]["threshold"]["source"] = "guessed"
-    with pytest.raises(ValueError, match=naming("threshold", "guessed", "printed, inferred, lost")):
-        from_dict(Paper, data)
-    with pytest.raises(ValueError, match="paper 'moar'"):
-        paper("moar")

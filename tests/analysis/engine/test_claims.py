@@ -4,53 +4,24 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import yaml
 
 from fewbits.analysis.engine.claims.findings import Status
-from fewbits.analysis.engine.claims.hooks import hooks_of, load_hooks
 from fewbits.analysis.engine.claims.judging import printed_effect
 from fewbits.analysis.engine.claims.preview import preview, preview_lines
 from fewbits.analysis.engine.claims.schema import (
-    WITHIN,
     Claim,
-    Kind,
-    Margin,
-    Needs,
-    Part,
-    Source,
     comparisons,
     load_claims,
     studies_with_claims,
 )
 from fewbits.analysis.engine.claims.tests import judge
-from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import Differences
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.results.paper import STUDIES, paper
 from fewbits.analysis.engine.results.places import scope_of
 from fewbits.sweeps.planning.plan import plan
-from fewbits.sweeps.planning.studies import STUDIES as STUDY
 from fewbits.sweeps.planning.studies import load_sweeps
 
 ALL = [(study, claim) for study in studies_with_claims() for claim in load_claims(study).claims]
-
-
-@pytest.mark.parametrize("study", studies_with_claims())
-def test_files_are_short_and_name_what_exists(study: str) -> None:
-    for claim in yaml.safe_load((STUDIES / study / "claims.yaml").read_text("utf-8"))["claims"]:
-        assert len(claim) <= 9, claim["id"]
-    load_hooks(study)
-    claims = {claim.id: claim for claim in load_claims(study).claims}
-    for name, part in paper(study).primary.items():
-        assert claims[name].kind is Kind.EMPIRICAL, name
-        assert not part or part in [one.name for one in claims[name].parts]
-    for claim in claims.values():
-        comparisons(claim, arm_table(study))
-        assert claim.judged_at in STUDY[study].scales, claim.id
-        assert claim.source is None or claim.source.size in {"default": 0, **paper(study).sizes}
-        exact = any(part.test == "exact" for part in claim.parts)
-        assert exact == (claim.id in hooks_of(study).exact), claim.id
-        assert any(part.data for part in claim.parts) <= (claim.id in hooks_of(study).measures), claim.id
 
 
 @pytest.mark.parametrize(("study", "claim"), ALL, ids=lambda one: one if isinstance(one, str) else one.id)
@@ -97,27 +68,3 @@ def test_power_follows_from_a_given_spread() -> None:
     assert 0.0004 < first.mde < 0.003
     assert first.aim == 0.005
     assert "seeds" in "\n".join(preview_lines([first, replace(first, sd=None, mde=None)]))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"test": "above"}, "test"),
-        ({"test": WITHIN}, "bounds"),
-        ({"test": WITHIN, "bounds": (2.0, 1.0)}, "LOW < HIGH"),
-        ({"test": "higher", "data": "x"}, "exactly one"),
-        ({"needs": Needs(other="more")}, "no test"),
-    ],
-)
-def test_parts_that_make_no_sense_are_refused(change: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Part(**({"test": "higher", "arms": ("a",)} | change))  # type: ignore[arg-type]
-
-
-def test_claims_and_margins_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match="needs a margin"):
-        Claim("M1", "s", (Part("equal", arms=("a",)),))
-    with pytest.raises(ValueError, match="reason"):
-        Claim("M1", "s", (Part(WITHIN, arms=("a",), bounds=(0.0, None)),), Source("p", "s"))
-    with pytest.raises(ValueError, match="third"):
-        Margin(0.1, third=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fewbits.analysis.engine.claims.schema import SEEDS, pilots_of
+from fewbits.analysis.engine.claims.schema import pilots_of
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.views.provenance import Provenance
 from fewbits.sweeps.planning.plan import plan
@@ -23,17 +23,6 @@ def test_planned_seeds_did_not_shape_their_design(path: Path) -> None:
     assert {*scale.get("seeds_of", {}), *scale.get("arms_of", {})} <= sweeps
     for seeds in (scale.get("seeds", [0]), *scale.get("seeds_of", {}).values()):
         assert pilots_of(path.parents[1].name, path.stem, seeds) == {}
-
-
-def test_a_shaping_seed_is_named_with_its_run() -> None:
-    assert list(pilots_of("mor", "cpu", [0, 40])) == [0]
-    assert pilots_of("mor", "smoke", [0]) == {}
-
-
-def test_the_ledger_names_scales_that_exist() -> None:
-    there = {(path.parents[1].name, path.stem) for path in SCALES}
-    ledger = yaml.safe_load(SEEDS.read_text("utf-8"))
-    assert {(design["study"], scale) for design in ledger for scale in design["scales"]} <= there
 
 
 @pytest.mark.parametrize(("seeds", "named"), [("20,28", "20"), ("28,29", "")])

@@ -25,7 +25,6 @@ from fewbits.analysis.engine.statistics import (
     extra_interval,
     extra_tokens,
     fisher,
-    pseudo_values,
     relative_slope,
     summary,
 )
@@ -65,11 +64,6 @@ def test_shared_errors_are_added_and_one_value_needs_noise() -> None:
     same = estimate([0.1, 0.1])
     assert same is not None
     assert (same.p(0.0, Side.ABOVE), same.p(0.2, Side.ABOVE)) == (0.0, 1.0)
-
-
-def test_the_jackknife_of_a_linear_formula_gives_its_values() -> None:
-    rows = [{"a": 1.0, "b": 2.0}, {"a": 2.0, "b": 2.5}, {"a": 4.0, "b": 2.0}]
-    assert pseudo_values(rows, lambda of: of["a"] - of["b"]) == pytest.approx([-1.0, -0.5, 2.0])
 
 
 def test_a_gap_is_worth_the_tokens_that_the_baselines_curve_says() -> None:

@@ -11,7 +11,7 @@ import pytest
 from fewbits.analysis.engine.claims.findings import Status
 from fewbits.analysis.engine.claims.schema import comparisons, load_claims
 from fewbits.analysis.engine.claims.tests import judge
-from fewbits.analysis.engine.results.data import Differences, Measured, NoData, NotPlanned
+from fewbits.analysis.engine.results.data import Differences, Measured, NoData
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.studies.gaussws import metrics_timing
 from fewbits.analysis.studies.gaussws.metrics_timing import Bench, Timed
@@ -73,19 +73,3 @@ def test_a_bench_that_was_disturbed_or_did_not_measure_it_decides_nothing(
     found = measured(monkeypatch, generators(dict.fromkeys(SHAPES, 0.5), others))
     assert all(isinstance(one, NoData) for one in found.values())
     assert set(statuses("G18", found)) == {Status.UNDECIDED}
-
-
-def test_without_a_bench_the_claims_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert all(isinstance(one, NotPlanned) for one in measured(monkeypatch, None).values())
-
-
-def test_training_beside_the_papers_overheads(monkeypatch: pytest.MonkeyPatch) -> None:
-    def training(gaussws: float, kind: str = "cuda") -> Mapping[str, Measured]:
-        steps = {"bf16": 1.0, "gaussws": gaussws, "diffq": 1.25}
-        models = {"llama2-134m": {("adamw", recipe): timed(s) for recipe, s in steps.items()}}
-        monkeypatch.setattr(metrics_timing, "bench", lambda *_: Bench("a device", kind, models))
-        return metrics_timing.g16(EMPTY)
-
-    assert set(statuses("G16", training(1.03))) == {Status.SUPPORTED}
-    assert statuses("G16", training(1.12))[2] is Status.OPPOSED
-    assert set(statuses("G16", training(1.03, "cpu"))) == {Status.NOT_RUN}

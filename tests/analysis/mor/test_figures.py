@@ -13,11 +13,10 @@ from fewbits.analysis.engine.results.places import sweep_places
 from fewbits.analysis.figures.effects import effects_of
 from fewbits.analysis.figures.series import change
 from fewbits.analysis.figures.series import curves as recorded
-from fewbits.analysis.figures.theme import WIDTH, draw_figure, theme
+from fewbits.analysis.figures.theme import WIDTH, draw_figure
 from fewbits.analysis.report.items import FigureResult, MakeFigure
 from fewbits.analysis.report.registry import Entry, declared, study_registry
-from fewbits.analysis.studies.mor import schematics
-from fewbits.analysis.studies.mor.tensors import ONE, TITLES, TWO
+from fewbits.analysis.studies.mor.tensors import ONE
 from fewbits.analysis.tables.cells import compare
 from fewbits.sweeps.planning.plan import Plan
 from tests.analysis.mor.worlds import World, results
@@ -77,15 +76,6 @@ def check_drawn(name: str, found: Results) -> None:
     assert set(picture.trials) <= set(found.plan.trials)
 
 
-def test_a_figure_of_which_a_scale_runs_only_the_baseline_or_only_arms_is_not_run(plans: Callable[..., Plan]) -> None:
-    few = ("~arms_of", "+arms_of={ablations: [trunk, bf16], repeated: [bf16]}", "values.without_second=[bf16]")
-    empty = Results(plans("scale=cpu-full", "seeds=[0]", "seeds_of={}", *few))
-    assert [empty.of_sweep("partitions").has(arm, TWO) for arm in ("bf16", "block")] == [False, True]
-    for name in ("Figure 6", "Figure 9"):
-        assert FIGURES[name].make(empty) == NotPlanned("not run at this scale (cpu-full)")
-    assert isinstance(FIGURES["Figure 5"].make(empty), NoData)
-
-
 def test_what_has_no_results_says_so(smoke: Plan) -> None:
     empty = results(smoke, World(missing=frozenset((str(m.cell.arm), m.cell.seed) for m in smoke.members)))
     for name, entry in FIGURES.items():
@@ -117,20 +107,8 @@ def test_one_seed_a_diverged_arm_and_a_missing_one_are_drawn_and_said(smoke: Pla
     assert not any("A/A" in words for words in legend_of("Figure A", found)), "one seed has no interval to shade"
 
 
-def test_the_diagram_of_a_block_has_no_numbers_of_a_diverged_run(smoke: Plan) -> None:
-    found = results(smoke, replace(WORLD, diverged=frozenset({"block"})))
-    picture = FIGURES["Figure 1"].make(found)
-    assert isinstance(picture, FigureResult)
-    assert picture.trials == ()
-    assert not any("%" in text.get_text() for text in draw_figure(picture).axes[0].texts)
-
-
 def legend_of(name: str, found: Results) -> list[str]:
     return [text.get_text() for text in drawn(FIGURES[name], found).legends[0].get_texts()]
-
-
-def test_intervals_are_spoken_of_where_there_are_seeds(made: Results) -> None:
-    assert legend_of("Figure A", made)[::2] == ["mean, 90 % interval", "A/A: BF16 again"]
 
 
 def test_a_change_is_from_the_same_seed_at_the_same_step(made: Results) -> None:
@@ -144,42 +122,6 @@ def test_a_change_is_from_the_same_seed_at_the_same_step(made: Results) -> None:
     by_hand = [(table["block", s] - table["bf16", s]) / table["bf16", s] for s in (0, 1)]
     assert np.allclose(found.mean, np.mean(by_hand, axis=0))
     assert found.tokens[0] == table.index[0]
-
-
-def test_trunks_and_branches_are_one_line_of_tokens_and_steps(every: Plan, made: Results) -> None:
-    figure = drawn(FIGURES["Figure 10"], made)
-    trunk = every.trials[next(m.id for m in every.members if m.cell.arm == "trunk")].trial.training.steps
-    block = next(line for line in figure.axes[0].lines if line.get_color() == theme().series[0])
-    branch = every.trials[next(m.id for m in every.members if m.cell.arm == "block")].trial.training.steps
-    assert min(np.asarray(block.get_xdata(), float)) > trunk
-    assert max(np.asarray(block.get_xdata(), float)) == trunk + branch
-
-
-def test_a_heat_map_has_a_row_for_each_tensor_named_as_in_the_paper(made: Results) -> None:
-    axes = drawn(FIGURES["Figure 12"], made).axes[0]
-    rows = [label.get_text() for label in axes.get_yticklabels()]
-    assert len(rows) == 4 * 4 * 2
-    assert rows[:8] == [f"{layer} {kind}" for layer in TITLES.values() for kind in ("input", "weight")][:8]
-    apart = drawn(FIGURES["Figure 18"], made).axes[0]
-    assert len(apart.get_yticklabels()) == 2 * 4 * 2 * 2
-
-
-def test_schematics_show_what_the_kernels_compute() -> None:
-    """Check that decoding to BF16 rounds the values again with GAM scales, but not with power-of-two scales."""
-    x = schematics.heavy_tailed(2, 4, deviation=2.0, seed=3)
-    gam, e8m0 = (schematics.flow(x, f"e4m3:1x4:{scaling}")[1] for scaling in ("gam", "e8m0"))
-    assert (gam[schematics.FP32] != gam[schematics.AGAIN]).any()
-    assert (e8m0[schematics.FP32] == e8m0[schematics.AGAIN]).all()
-    amax, mantissa, exponent = schematics.group_scale(schematics.heavy_tailed(8, 8, deviation=4.0, seed=0))
-    assert mantissa * 2.0**exponent == pytest.approx(448 / amax, rel=1e-6)
-    assert 1 <= mantissa < 2
-
-
-def test_a_block_is_drawn_as_its_model_is_built(every: Plan) -> None:
-    trial = every.trials[every.members[0].id].trial
-    norm, *steps = [step.words for step in schematics.block_steps(trial.model, 0)]
-    attention, ffn = ("linear_qkv", "causal attention", "linear_proj"), ("fc1", "squared ReLU", "fc2")
-    assert steps == [*attention, schematics.SUM, norm, *ffn, schematics.SUM]
 
 
 def test_effects_are_those_that_verdicts_are_read_off(made: Results) -> None:

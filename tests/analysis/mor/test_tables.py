@@ -8,21 +8,20 @@ from functools import partial
 import numpy as np
 import pytest
 
-from fewbits.analysis.engine.results.data import NoData, NotPlanned
+from fewbits.analysis.engine.results.data import NoData
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.figures.effects import effects_of, effects_picture
 from fewbits.analysis.figures.theme import draw_figure
-from fewbits.analysis.report.items import FigureResult, OutOfReach, Setting, TableResult, Value
+from fewbits.analysis.report.items import FigureResult, OutOfReach, TableResult, Value
 from fewbits.analysis.report.registry import declared, study_registry
 from fewbits.analysis.tables.cells import BLANK
 from fewbits.analysis.tables.losses import BEST
 from fewbits.experiments.storage import results as evaluations
 from fewbits.sweeps.planning.plan import Plan
 from tests.analysis import shown_items
-from tests.analysis.mor.worlds import FLOOR, World, results
-from tests.analysis.shown_items import cell, mean, text
-from tests.messages import names
+from tests.analysis.mor.worlds import World, results
+from tests.analysis.shown_items import cell, mean
 
 EFFECT = {"block": 0.002, "two-way": -0.003, "bad-arm": 0.05, "bf16-again": 0.0001}
 
@@ -64,14 +63,6 @@ def test_changes_compare_and_levels_do_not(found: Results) -> None:
     )
 
 
-def test_what_cannot_be_had_is_said(found: Results) -> None:
-    """Check that the paper's task scores are shown beside OutOfReach in place of our numbers."""
-    made = table("Table 2", found)
-    assert isinstance(cell(made, "MMLU", "Configuration 1: Block").ours, OutOfReach)
-    assert cell(made, "MMLU", "Configuration 1: Block").paper == 45.95
-    assert mean(cell(made, "Loss on other text (ours, in place of tasks)", "Configuration 1: BF16")) == 3.0
-
-
 def test_scores_of_the_papers_tasks_are_shown_where_runs_were_evaluated(cpu: Plan) -> None:
     """Check Table 2 and Figure 7 if the arm Block has scores of OpenBookQA and MMLU at two checkpoints."""
     made = results(cpu, World(effect=EFFECT))
@@ -104,20 +95,6 @@ def test_scores_of_the_papers_tasks_are_shown_where_runs_were_evaluated(cpu: Pla
     assert not picture.notes
 
 
-def test_settings_are_those_of_the_trials_and_assumed_where_the_paper_is_silent(found: Results) -> None:
-    made = table("Table 1", found)
-    batch = cell(made, "Batch", "Configuration 1")
-    assert (batch.paper, text(batch)) == (1024, "8")
-    peak = cell(made, "Peak learning rate", "Configuration 1")
-    assert peak.paper is None
-    assert peak.ours == Setting("0.001", peak.trials, assumed=True)
-    schedule = cell(made, "Learning-rate schedule", "Configuration 1").ours
-    assert isinstance(schedule, Setting)
-    assert "constant" in schedule.text
-    assert "linear" in schedule.text
-    assert text(cell(made, "Batch", "Configuration 2")) == "12"
-
-
 def test_fallbacks_are_told_by_kind_of_tensor(cpu: Plan) -> None:
     def share(arm: str, configuration: str, block: int, part: str, slot: str, end: bool) -> float:
         return 0.6 if arm == "channel" and (part, slot) == ("down", "fprop.x") else 0.0
@@ -130,36 +107,6 @@ def test_fallbacks_are_told_by_kind_of_tensor(cpu: Plan) -> None:
     assert mean(cell(made, row, "FC2's activations")) == pytest.approx(60 / 2)
     assert mean(cell(made, row, "Weights")) == 0
     assert mean(cell(made, "Tensor, configuration 1", "All")) == 0
-
-
-def test_errors_beyond_the_threshold_were_not_accepted(cpu: Plan) -> None:
-    def error(arm: str, configuration: str, block: int, part: str, slot: str, end: bool) -> float:
-        return {"channel": 0.03, "tensor": 0.2}.get(arm, FLOOR)
-
-    made = table("Errors and losses", results(cpu, World(error=error)))
-    assert mean(cell(made, "Channel", "Largest error")) == pytest.approx(3.3, rel=1e-3), "the worst mini-batch's error"
-    assert mean(cell(made, "Tensor", "Largest error")) == pytest.approx(4.5), "greater errors exceed the threshold"
-    assert text(cell(made, "Two-way", "Largest error")) == "by blocks"
-
-
-OPEN = ("Thresholds", "Sub-channel", "Second rounding", "Outlook", "Crossed", "Recipes by models", "Axes by models")
-
-
-def test_what_the_paper_left_open_is_not_run_at_a_small_scale(found: Results) -> None:
-    for name in OPEN:
-        (entry,) = (entry for entry in study_registry("mor").tables if entry.id == name)
-        assert entry.make(found) == NotPlanned("not run at this scale (cpu)")
-
-
-def test_what_the_paper_left_open_has_its_tables(plans: Callable[..., Plan]) -> None:
-    own = results(plans("scale=questions", "sweep=left-open", "seeds=[0,1,2]"), World(effect={"threshold@0.08": 0.01}))
-    thresholds = table("Thresholds", own)
-    assert [row.title for row in thresholds.rows] == ["2.0%", "3.0%", "4.0%", "4.5%", "5.0%", "6.0%", "8.0%"]
-    assert mean(cell(thresholds, "8.0%", "Validation loss")) == pytest.approx(1.0, rel=1e-3)
-    rounding = table("Second rounding", own)
-    assert mean(cell(rounding, "E8M0", "From GAM, not rounded")) == pytest.approx(0.0, abs=0.01)
-    outlook = table("Outlook", own)
-    assert mean(cell(outlook, "NVFP4 | E4M3 | BF16", "In NVFP4")) == pytest.approx(100, abs=0.01)
 
 
 def test_data_and_batches_crossed_have_rows_of_their_own(plans: Callable[..., Plan]) -> None:
@@ -203,7 +150,3 @@ def test_an_empty_store_gives_tables_without_numbers(cpu: Plan) -> None:
             made.frame()
             assert not any(isinstance(c.ours, Value) for row in made.rows for c in row.cells)
     assert isinstance(cell(table("Table 3", found), "Training loss", "E8M0").ours, NoData)
-
-
-def test_it_is_said_with_how_many_seeds_ours_ran(found: Results) -> None:
-    assert names(table("Table 1", found).notes[0], "once", "3 seeds")

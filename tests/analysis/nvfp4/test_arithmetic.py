@@ -65,17 +65,6 @@ def test_each_part_of_a_claim_about_kernels_can_be_wrong_alone(name: str, monkey
     assert not claim().holds
 
 
-@pytest.mark.parametrize(("blocks", "wrong"), [("1x16", "same"), ("1x16", "quantized"), ("16x16", "quantized")])
-def test_weights_that_are_not_quantized_or_never_differ_show_nothing(
-    blocks: str, wrong: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = {"16x16": weights_read.Consistency(8, 8, 8, 0.0), "1x16": weights_read.Consistency(8, 0, 8, 0.13)}
-    monkeypatch.setattr(weights_read, "consistency", there.__getitem__)
-    assert weights_read.n19().holds
-    there[blocks] = there[blocks]._replace(**{wrong: 7})
-    assert not weights_read.n19().holds
-
-
 @pytest.fixture
 def afresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a test compare weights with a cache of its own."""

@@ -1,6 +1,5 @@
 """Test the study primer: the result of every check, that wrong statements fail, and numbers against other sources."""
 
-import re
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, cast
@@ -14,7 +13,6 @@ from fewbits.analysis.engine.claims.hooks import hooks_of, load_hooks
 from fewbits.analysis.engine.claims.schema import load_claims
 from fewbits.analysis.engine.results.data import Exact
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.results.paper import STUDIES
 from fewbits.analysis.figures.theme import draw_figure
 from fewbits.analysis.report.items import FigureResult, Setting, TableResult
 from fewbits.analysis.report.registry import study_registry
@@ -78,11 +76,6 @@ def test_promotion_bounds_the_error_of_long_sums() -> None:
     assert promoted < samples.mean_error("hopper-fp8", "uniform", 512)[0] / 5
 
 
-def test_a_transform_keeps_norms() -> None:
-    x = samples.outliers(16)
-    assert samples.rotated(x).norm() == pytest.approx(float(x.norm()), rel=1e-5)
-
-
 def test_the_printed_cast_tables_are_ours() -> None:
     for entry in study_registry("primer").tables:
         if entry.of_paper:
@@ -97,17 +90,6 @@ def test_figures_that_need_no_trials_are_drawn(number: int) -> None:
     made = entry.make(NONE)
     assert isinstance(made, FigureResult)
     assert draw_figure(made).axes
-
-
-def test_the_notebook_shows_every_item_once() -> None:
-    source = (STUDIES / "primer" / "notebook.py").read_text("utf-8")
-    shown = [
-        name for call in re.findall(r"primer\.show\((.*?)\)", source, re.DOTALL) for name in re.findall('"(.*?)"', call)
-    ]
-    registry = study_registry("primer")
-    items = {*registry.table_ids, *registry.figure_ids, *(claim.id for claim in load_claims("primer").claims)}
-    assert len(shown) == len(set(shown))
-    assert set(shown) == items
 
 
 class Stored:

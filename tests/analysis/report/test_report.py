@@ -4,7 +4,6 @@ import json
 import shutil
 from pathlib import Path
 
-import nbformat
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
@@ -14,10 +13,8 @@ from fewbits.analysis.engine.claims.findings import Finding, Status
 from fewbits.analysis.engine.claims.judging import judge_study
 from fewbits.analysis.engine.statistics import Interval
 from fewbits.analysis.report.files import replace_folder
-from fewbits.analysis.report.registry import declared
 from fewbits.analysis.report.study_report import read_study
-from fewbits.analysis.report.top import Ranking, Row, Top, TopRow, headline
-from fewbits.analysis.views.html import PRIVATE
+from fewbits.analysis.report.top import Row, TopRow
 from tests.analysis.report.report_inputs import Made, left, parsed, shown_page, simulated
 from tests.experiments.data.data_inputs import shared_cache
 
@@ -58,15 +55,6 @@ def test_a_page_loads_nothing_and_its_links_lead_to_places(original: Made) -> No
     assert {name.partition("/")[0] for name in left(original.folder)} == {
         *("index.html", "mor.ipynb", "results.parquet", "verdicts.json", "tables", "figures")
     }
-
-
-def test_a_notebook_has_a_call_in_each_cell_and_no_private_output(original: Made) -> None:
-    notebook = nbformat.read(original.folder / "mor.ipynb", as_version=4)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    outputs = [output for cell in code for output in cell.outputs]
-    assert PRIVATE not in str(outputs)
-    assert sum("image/png" in output.get("data", {}) for output in outputs) > 20
-    assert all(cell.source.count("(") == 1 for cell in code if cell.source.startswith("mor."))
 
 
 def test_the_notebook_reads_the_file_beside_it(original: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,40 +112,7 @@ def test_the_words_follow_from_the_interval(effect: float, half: float | None, w
     assert row("a", effect, half, words).words.replace("\N{NARROW NO-BREAK SPACE}", " ") == expected
 
 
-def test_a_headline_ranks_what_is_shown_to_cost_and_leaves_out_what_is_missing() -> None:
-    ranking = Ranking(("a", "b", "c"), "Most {first}: {effect}; {rest}.", "Nothing.")
-    top = Top("?", ("A {a}.", "Z {z}."), (), ranking)
-    first, ranked = headline(top, [row("a", 0.001, 0.0001), row("b", 0.003, 0.0001), row("c", 0.0, 0.001)])
-    assert first.startswith("A costs 0.1")
-    assert ranked.startswith("Most without b: +0.300")
-    assert "without a" in ranked
-    assert "without c" not in ranked
-    assert headline(top, [row("c", 0.0, 0.001)]) == ["Nothing."]
-    assert headline(top, []) == ["These runs have no result that answers it."]
-
-
-@pytest.mark.parametrize("study", STUDIES)
-def test_the_first_screen_is_declared(study: str) -> None:
-    top = declared(study).top
-    assert top is not None
-    names = {one.name for one in top.rows}
-    assert set(top.ranking.rows if top.ranking else ()) <= names
-
-
 # -------------------------------------------------------------------------------- other commands and items
-
-
-def test_the_index_counts_each_reports_verdicts(original: Made, tmp_path: Path) -> None:
-    shutil.copytree(original.folder, tmp_path / "mor-smoke")
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "index.html").write_text("no report")
-    (tmp_path / "other" / "verdicts.json").write_text("{}")
-    assert cli.main(["report", "--index", "--out", str(tmp_path)]) == 0
-    page = parsed((tmp_path / "index.html").read_text())
-    assert "mor-smoke/index.html" in page.links
-    assert not page.loaded
-    (tmp_path / "mor-smoke" / "verdicts.json").write_text("{")
-    assert cli.main(["report", "--index", "--out", str(tmp_path)]) == 2
 
 
 @pytest.mark.parametrize(
@@ -191,23 +146,6 @@ def test_a_report_that_cannot_be_written_leaves_the_one_before_it(tmp_path: Path
     with pytest.raises(OSError, match="deep"):
         replace_folder(tmp_path / "mor-smoke", lambda: {"index.html": "second", "deep/deeper/file": ""})
     assert left(tmp_path) == before
-
-
-def test_a_place_that_takes_no_report_is_found_before_one_is_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter.txt").write_text("years")
-    for folder, said in ((tmp_path / "file" / "mor-smoke", "--out .*file: "), (tmp_path / "thesis", "no report")):
-        with pytest.raises(ValueError, match=said):
-            replace_folder(folder, lambda: pytest.fail("the report was made before its folder was checked"))
-
-
-def test_claims_are_listed_in_the_terminal_as_in_the_report(original: Made, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["claims", *original.overrides]) == 0
-    record = json.loads((original.folder / "verdicts.json").read_text())
-    out = capsys.readouterr().out
-    assert out.splitlines()[-1].startswith(record["counts"])
-    assert all(f"\n{name} " in out for name in record["claims"])
 
 
 def test_items_have_frames_and_figures_for_jupyter(original: Made) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -88,28 +87,6 @@ def test_independent_arms_are_compared_as_scipy_does() -> None:
     assert row.interval.high == pytest.approx(high)
 
 
-def test_a_higher_loss_costs_tokens_and_runs_of_equal_names_are_apart() -> None:
-    a, b = made("a", [3.0, 3.1], [1, 2]), made("b", [3.01, 3.11], [1, 2])
-    same = [replace(run, name="run") for run in (*a, *b)]
-    for held_out in (True, False):
-        runs = same if held_out else [replace(run, held_out=[]) for run in same]
-        row = compare(runs).rows[1]
-        assert row.mean == pytest.approx(0.01)
-        assert row.extra is None if held_out else (row.extra or 0) > 0  # one evaluation has no slope
-
-
-def test_what_may_mislead_is_remarked() -> None:
-    a, b = made("a", [3.0, 3.1], [1, 2]), made("b", [3.01, 3.11], [1, 2])
-    assert compare([*a, *b]).remarks == []
-    diverged = compare([*a, b[0], replace(b[1], diverged=True)]).remarks
-    longer = compare([*a, *(replace(run, held_out=[(100.0, 3.2), (200.0, 3.1)]) for run in b)]).remarks
-    partly = compare([*a, b[0], replace(b[1], seed=3)]).remarks
-    twice = compare([*a, b[0], replace(b[1], seed=1)])
-    assert ["diverged" in diverged[0], "equally long" in longer[0], "1 seeds in common" in partly[0]] == [True] * 3
-    assert "two runs with one seed" in twice.remarks[0]
-    assert not twice.rows[1].paired
-
-
 # ------------------------------------------------------------------------------------------------ files
 
 
@@ -141,26 +118,6 @@ def _tensorboard(folder: Path) -> list[Path]:
 def _csvs(folder: Path) -> list[Path]:
     runs = (("base-seed1", 0.0), ("base-seed2", 0.1), ("mine-seed1", 0.02), ("mine-seed2", 0.12))
     return [_csv(folder, f"{run}.csv", offset) for run, offset in runs]
-
-
-def test_a_log_with_losses_that_are_no_numbers_has_diverged(tmp_path: Path) -> None:
-    text = "step,loss,accuracy\n2,2.5,\n1,3.0,0.1\n"
-    for name, more in (("fine", "3,,0.2\n"), ("nan", "3,nan,\n"), ("inf", "3,inf,\n")):
-        (tmp_path / f"{name}.csv").write_text(text + more)
-        (run,) = of_log(tmp_path / f"{name}.csv")
-        assert run.training == [(1.0, 3.0), (2.0, 2.5)]
-        assert run.diverged == (name != "fine")
-
-
-def test_long_logs_of_tensorboard_are_read_whole_and_each_folder_is_a_run(tmp_path: Path) -> None:
-    from torch.utils.tensorboard import SummaryWriter
-
-    for run in ("seed1", "seed2"):
-        with SummaryWriter(str(tmp_path / "arm" / run)) as writer:
-            for step in range(10_500):
-                writer.add_scalar("loss", 1 + step, step)
-    runs = of_log(tmp_path / "arm", "arm")
-    assert [(run.arm, run.seed, len(run.training)) for run in runs] == [("arm", 1, 10_500), ("arm", 2, 10_500)]
 
 
 @pytest.mark.parametrize("write", [_csvs, _wandb, _tensorboard])

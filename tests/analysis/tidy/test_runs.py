@@ -133,11 +133,3 @@ def test_an_axis_may_be_a_label_and_an_export_holds_the_frames(project: Path, tm
         sweep.export(folder)
     with pytest.raises(ValueError, match=r"'xlsx'.*csv"):
         sweep.export(tmp_path / "other", "xlsx")
-
-
-def test_a_study_is_read_by_its_name_and_has_its_report(tmp_path: Path) -> None:
-    mor = fewbits.read("mor", "sweep=ablations", scale="smoke", runs=tmp_path / "runs")
-    assert mor.report.study == "mor"
-    assert set(mor.trials["state"]) == {"planned"}
-    assert mor.metrics.empty
-    assert list(mor.metrics)[: len(LABELS)] == list(LABELS)
