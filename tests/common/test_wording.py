@@ -1,4 +1,4 @@
-"""Test lists of items, and that `redacted` replaces credentials in texts and leaves other texts as they are."""
+"""Test that `redacted` replaces credentials in texts and leaves other texts as they are."""
 
 import pytest
 

@@ -1,6 +1,7 @@
-"""Check that the documentation, the C++ enumerations and the constants agree with the records of scalings.py."""
+"""Check that the C++ enumerations agree with the records of scalings.py, and that wrong records are refused."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,21 @@ def test_a_quantizer_beyond_a_scalings_restrictions_is_told_which_are_valid(text
     with pytest.raises(ValueError, match=f"'{scaling}' with {field} ") as error:
         Quantizer.parse(text)
     assert ", ".join(map(str, getattr(SCALINGS[scaling], f"{field}s"))) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": "power", "stored": TABLE["e8m0"], "rounding": "nearest"},
+        {"kind": "float", "stored": TABLE["fp32"], "target": 224.0},
+        {"kind": "float", "stored": TABLE["e4m3"]},
+        {"kind": "mantissa", "stored": TABLE["e8m0"], "rounding": "up", "top": 3.0},
+        {"kind": "two-level", "stored": TABLE["e4m3"]},
+    ],
+)
+def test_a_record_has_no_field_that_its_kind_does_not_use(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="no arithmetic"):
+        Record("new", **fields)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Check that stochastic rounding is fair, independent and repeatable, by z-tests through the public functions.
+"""Check that stochastic rounding is fair and repeatable, by z-tests through the public functions.
 
 Seeds are fixed, so results do not change between runs. The bounds are five standard deviations: a correct generator is
 within them at almost any seed.

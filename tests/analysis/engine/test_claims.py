@@ -1,4 +1,4 @@
-"""Test the files of claims and their table, the papers' own numbers in each test, and who needs what."""
+"""Test claims: the papers' own numbers in each test, comparisons of scales, and power."""
 
 from dataclasses import replace
 

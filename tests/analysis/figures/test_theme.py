@@ -1,7 +1,4 @@
-"""Test the style of figures: contrast in both themes, also for colour-blind readers, and text that stays SVG text.
-
-A figure that is drawn twice also has to give the same bytes.
-"""
+"""Test the style of figures: contrast in both themes, and text that stays SVG text."""
 
 import re
 from functools import cache

@@ -1,7 +1,4 @@
-"""Test the registry of tables and figures, and the Python classes of tables and figures.
-
-The registry has the paper's tables and figures in the paper's order, then ours.
-"""
+"""Test the registry of tables and figures, and the Python class of tables."""
 
 import pytest
 

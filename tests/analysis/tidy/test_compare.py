@@ -129,6 +129,15 @@ def test_logs_of_other_programs_are_read(write: Callable[[Path], list[Path]], tm
     assert row.mean == pytest.approx(0.02, abs=1e-5)
 
 
+def test_a_log_with_losses_that_are_no_numbers_has_diverged(tmp_path: Path) -> None:
+    text = "step,loss,accuracy\n2,2.5,\n1,3.0,0.1\n"
+    for name, more in (("fine", "3,,0.2\n"), ("nan", "3,nan,\n"), ("inf", "3,inf,\n")):
+        (tmp_path / f"{name}.csv").write_text(text + more)
+        (run,) = of_log(tmp_path / f"{name}.csv")
+        assert run.training == [(1.0, 3.0), (2.0, 2.5)]
+        assert run.diverged == (name != "fine")
+
+
 def test_the_command_prints_a_table_and_writes_a_page_a_picture_and_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Test that our task groups have the rows of the papers' tables, and that lm-eval has their tasks and metrics."""
+"""Test that lm-eval has the tasks and metrics of our task groups."""
 
 from collections.abc import Iterator
 from pathlib import Path

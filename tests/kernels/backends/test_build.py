@@ -191,6 +191,20 @@ def test_without_a_compiler_the_reference_serves_after_one_warning(
     assert not list(tmp_path.glob("*.so"))
 
 
+@pytest.mark.parametrize(
+    ("changes", "pattern"),
+    [
+        pytest.param({"CXX": "false"}, "false .*failed with status 1", id="broken", marks=pytest.mark.deep),
+        pytest.param({"PATH": ""}, "no C\\+\\+ compiler found: install g\\+\\+", id="none"),
+    ],
+)
+def test_a_backend_that_was_asked_for_fails_loudly(changes: dict[str, str], pattern: str, tmp_path: Path) -> None:
+    answer = use(tmp_path, FEWBITS_BACKEND="cpu", **changes)
+    assert answer.returncode != 0
+    assert answer.stdout == ""
+    assert re.search(rf"BuildError: .*{pattern}", answer.stderr)
+
+
 def put_in_its_place(library: Path, content: bytes) -> None:
     """Replace the library by a new file, because a change of the file that this process has mapped would kill it."""
     library.unlink()

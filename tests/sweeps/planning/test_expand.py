@@ -122,6 +122,18 @@ def test_an_arm_and_a_sweep_are_run_at_their_scales_alone() -> None:
     assert at("gpu", scales=("gpu",)) == ["arm=x seed=0", "arm=y seed=0"]
 
 
+def test_a_word_for_all_trials_may_not_undo_an_axis() -> None:
+    """An override for all trials may not set an axis, since places would then show values that were not trained."""
+    sweep = Sweep("one", axes={"optimizer.lr": [1, 2]})
+    with pytest.raises(ValueError, match=r"optimizer\.lr: axis optimizer\.lr of sweep one"):
+        expand(sweep, ("optimizer.lr=3",))
+    assert len(expand(sweep, ("training.steps=3",))) == 2
+    named = {"a": ["optimizer.lr=1"], "b": ["optimizer.lr=2"], "c": ["optimizer.lr=1", "data=torch"]}
+    with pytest.raises(ValueError, match=r"optimizer\.lr: axis rate of sweep named"):
+        expand(Sweep("named", axes={"rate": named}), ("optimizer.lr=3",))
+    assert len(expand(Sweep("named", axes={"rate": named}), ("training.steps=3",))) == 3
+
+
 def test_an_axis_says_where_branches_start() -> None:
     arms = {"trunk": Arm(axes=()), "a": Arm(parent="trunk", at=0.25)}
     axes = {"checkpoint": {"early": ["at=0.5", "training.steps=2"], "end": ["training.steps=3"]}}

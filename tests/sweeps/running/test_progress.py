@@ -1,4 +1,4 @@
-"""Test the progress display: it fits the terminal's width, shows the time left, and prints each event once."""
+"""Test the progress display: it fits the terminal's width and shows the time left."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Test without a GPU that cubins are compiled once, that damaged files are replaced, and which options are used."""
+"""Test without a GPU how NVRTC compiles cubins: errors, unknown GPUs, and which options are used."""
 
 from pathlib import Path
 
