@@ -55,6 +55,8 @@ FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
 }
 MIXTURES = ("Mixtral", "GptOss", "Llama4", "JetMoe")
+SHORT = ("GPT2", "Llama", "Mixtral", "JetMoe")  # the families that are resumed in every run, not only in deep ones
+RESUMED = [*SHORT, *(pytest.param(name, marks=pytest.mark.deep) for name in FAMILIES if name not in SHORT)]
 
 
 def made(family: str, **settings: Any) -> Any:
@@ -187,7 +189,7 @@ def prepared(family: str, **settings: Any) -> tuple[nn.Module, torch.optim.Optim
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3), quantization
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", RESUMED)
 def test_a_resumed_training_has_the_bits_of_an_uninterrupted_one(family: str) -> None:
     model, optimizer, quantization = prepared(family)
     quantization.attach(model, optimizer)

@@ -276,7 +276,7 @@ def test_a_full_disk_ends_the_sweep_with_one_line_and_the_same_command_resumes(
     assert all_left(plan) == undisturbed.of(plan)
 
 
-@pytest.mark.parametrize("content", ["", '{"members": 1, "a|b|c": "x"}'])
+@pytest.mark.parametrize("content", [pytest.param("", marks=pytest.mark.deep), '{"members": 1, "a|b|c": "x"}'])
 def test_what_may_be_deleted_may_be_damaged(
     content: str, undisturbed: Undisturbed, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -376,7 +376,7 @@ CORES = len(os.sched_getaffinity(0))
 
 @pytest.mark.parametrize(
     ("parallel", "cpus", "limit"),
-    [(1, 0.01, 1), (2, 0.01, 2), (None, float(CORES), 1), (3, float(CORES), 1)],
+    [(2, 0.01, 2), (3, float(CORES), 1), pytest.param(None, float(CORES), 1, marks=pytest.mark.deep)],
 )
 def test_trials_run_as_parallel_says_and_the_cores_allow(
     cache: Path, tmp_path: Path, parallel: int | None, cpus: float, limit: int

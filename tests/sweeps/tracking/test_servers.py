@@ -137,7 +137,8 @@ def uri_of(kind: str, served: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "kind", ["a server", "no server", pytest.param("a database", marks=pytest.mark.deep), "no database"]
+    "kind",
+    ["a server", "no server", *(pytest.param(kind, marks=pytest.mark.deep) for kind in ("a database", "no database"))],
 )
 def test_no_credential_is_printed_or_stored(kind: str, shared_server: str, cache: Path, tmp_path: Path) -> None:
     """The commands train, sweep, report and ui neither print nor store a password in MLFLOW_TRACKING_URI.

@@ -33,6 +33,7 @@ def reached() -> dict[str, list[str]]:
     return races.run(CLASSES).reached
 
 
+@pytest.mark.deep
 def test_a_barrier_that_is_missing_is_a_race() -> None:
     assert races.run(THREE[2:], without=next(name for name in races.barriers() if name.startswith("rotate.cuh"))).race
 
