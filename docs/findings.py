@@ -8,7 +8,6 @@ names of claims in place of numbers. A claim has its label on the scale that cla
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,17 +126,14 @@ def findings(sources: Sequence[Mapping[str, Any]]) -> str:
     sources: records of archives and of published reports; the first with a claim's own scale gives the claim's label.
     """
     texts: Mapping[str, Any] = yaml.safe_load(SENTENCES.read_text("utf-8"))
-    parts, rows, untold = [texts["head"]], [], []
+    parts, rows = [texts["head"]], []
     for study, name in NAMES.items():
         judged = {claim.id: judge(study, claim, sources) for claim in empirical(study).claims}
         sentences = (filled(study, sentence, judged) for sentence in texts["studies"][study])
         parts.append(f"**{name}.** {' '.join([counts(judged.values()), *filter(None, sentences)])}\n")
         rows += [row for one in judged.values() if (row := effect_row(study, one))]
-        if ids := [one.claim.id for one in judged.values() if one.label == Outcome.CANNOT_TELL]:
-            untold.append(f"{name}: {', '.join(ids)}.")
     heads = ("claim", "comparison", "paper", "here, 90 % interval", "seeds", "scale", "label")
     parts.append(f"## Effects beside the papers' numbers\n\n{table(heads, rows)}")
-    parts.append(f"## Cannot be told\n\n{' '.join(untold) or 'None.'}\n")
     return "\n".join([*parts, texts["foot"]])
 
 
@@ -158,13 +154,16 @@ def judge(study: str, claim: Claim, sources: Iterable[Mapping[str, Any]]) -> Jud
 
 
 def counts(judged: Iterable[Judged]) -> str:
-    """Return a sentence with the number of claims of the paper and of ours that have each label."""
+    """Return a sentence with the claims of the paper and of ours that have each label."""
     judged, texts = list(judged), []
     for ours, what in ((False, "The paper's"), (True, "Our")):
-        labels = Counter(one.label for one in judged if one.claim.ours is ours)
-        if total := sum(labels.values()):
-            each = ", ".join(f"{labels[label]} {label}" for label in Outcome if labels[label])
-            texts.append(f"{what} {plural(total, 'claim')}: {each}.")
+        ids = {
+            label: [one.claim.id for one in judged if one.claim.ours is ours and one.label == label]
+            for label in Outcome
+        }
+        if total := sum(map(len, ids.values())):
+            each = (f"{len(some)} {label} ({', '.join(some)})" for label, some in ids.items() if some)
+            texts.append(f"{what} {plural(total, 'claim')}: {'; '.join(each)}.")
     return " ".join(texts)
 
 
