@@ -30,7 +30,7 @@ from fewbits.common.wording import plural
 from fewbits.experiments.config_files import FOLDER as CONFIG
 from fewbits.experiments.config_files import names
 from fewbits.experiments.environment import commit
-from fewbits.models.costs import layer_rate, mean_bits, over_layers
+from fewbits.models.layer_table import layer_rate, mean_bits, over_layers
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import on_meta
 from fewbits.models.recipe import Recipe

@@ -1,19 +1,23 @@
 """Write the site's generated pages: docs/reference from the code, docs/project from the texts beside the code."""
 
+from __future__ import annotations
+
 import contextlib
 import inspect
 import io
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
 import fewbits
-from fewbits.analysis.engine.claims.table import claims_table
+from fewbits.analysis.engine.claims.schema import Claim, Kind, Margin, Needs, Part, load_claims, studies_with_claims
+from fewbits.analysis.engine.results.paper import paper
 from fewbits.cli import GROUPS, main
 from fewbits.commands.list import GROUPS as LISTS
+from fewbits.common.wording import amount
 from fewbits.kernels.formats import TABLE
 from fewbits.kernels.scalings import SCALINGS
 
@@ -130,9 +134,9 @@ def listing(group: str) -> Callable[[], str]:
     return make
 
 
-def _table(heads: tuple[str, ...], rows: Iterator[tuple[object, ...]]) -> str:
-    lines = [heads, ("---",) * len(heads), *rows]
-    return "\n".join("| " + " | ".join(str("" if cell is None else cell) for cell in line) + " |" for line in lines)
+def _table(heads: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
+    lines = [[str("" if cell is None else cell).replace("|", "\\|").strip() for cell in line] for line in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [heads, ("---",) * len(heads), *lines])
 
 
 def scalings() -> str:
@@ -211,13 +215,93 @@ def _prose(text: str) -> str:
     )
 
 
+# ------------------------------------------------------------------------------------------------ claims
+
+
+CLAIMS = """\
+# Claims
+
+From `analysis/studies/*/claims.yaml`. Numbers in square brackets are missing from the paper's text as we have it; we
+restored them. A star marks the paper's main claims, whose primary parts are corrected together by Holm's method.
+*Control* names what the same runs have to show before anything can be told about the claim.
+"""
+CLAIM_COLUMNS = ("claim", "the paper says", "we test", "control", "margin or bound, and its source")
+
+
+def claims() -> str:
+    """Return Markdown with, for each study, a Markdown table of claims and one of controls."""
+    parts = [CLAIMS]
+    for study in studies_with_claims():
+        of, main = load_claims(study), paper(study).primary
+        parts += [f"## {study}", _table(CLAIM_COLUMNS, (_row(claim, claim.id in main) for claim in of.claims))]
+        if of.controls:
+            rows = ((one.id, one.title, _list(_part(part, part.margin) for part in one.parts)) for one in of.controls)
+            parts.append(f"### Controls of {study}\n\n{_table(('control', 'shows', 'test'), rows)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(claim: Claim, main: bool) -> tuple[str, ...]:
+    source = claim.source
+    tests = _list(_part(part, claim.margin_of(part) if part.margin else None) for part in claim.parts)
+    scale = "" if claim.kind is Kind.ARITHMETIC or not claim.judged_at else f"judged at scale `{claim.judged_at}`"
+    notes = ". ".join(filter(None, (claim.tests, _needs(claim.needs), scale)))
+    bounds = [f"{part.shown_bounds}: {part.reason}" for part in claim.parts if part.reason]
+    return (
+        f"**{claim.id}**{'*' * main} {claim.statement}",
+        f"“{source.sentence}” ({source.place})" if source else "a finding of ours",
+        f"{notes}<br>{tests}" if notes else tests,
+        ", ".join(claim.control),
+        "<br>".join(dict.fromkeys([*([_margin(claim.margin)] if claim.margin else []), *bounds])),
+    )
+
+
+def _part(part: Part, margin: Margin | None) -> str:
+    if part.test == "exact":
+        return "exact"
+    text = f"`{part.test}` {', '.join(part.arms) or f'measured: {part.data}'}" if part.test else "not testable here"
+    if part.baseline:
+        text += f" beside {part.baseline}"
+    if part.arms:
+        text += f" by {', '.join(part.metrics)}"
+    if part.shown_bounds:
+        text += f", {part.shown_bounds}"
+    if margin is not None:
+        text += f", margin {_margin(margin)}"
+    if part.wrong:
+        text += f"; {', '.join(part.wrong)} must not pass"
+    if needs := _needs(part.needs):
+        text += f"; {needs}"
+    return f"{part.name}: {text}" if part.name else text
+
+
+def _needs(needs: Needs) -> str:
+    wanted = [f"{amount(needs.parameters)} parameters"] if needs.parameters else []
+    wanted += [f"{amount(needs.tokens)} tokens"] if needs.tokens else []
+    wanted += [f"stored scores of {needs.scores}"] if needs.scores else []
+    wanted += [needs.other] if needs.other else []
+    return f"needs {', '.join(wanted)}" if wanted else ""
+
+
+def _margin(margin: Margin) -> str:
+    if margin.third:
+        return "a third of what the whole recipe costs in the same runs" + (
+            f": {margin.reason}" if margin.reason else ""
+        )
+    value = margin.value or 0.0
+    return f"{f'{100 * value:g} %' if margin.relative else f'{value:g}'}: {margin.reason}"
+
+
+def _list(parts: Iterable[str]) -> str:
+    return "<br>".join(f"• {part}" for part in parts)
+
+
 REFERENCE: dict[str, Callable[[], str]] = {
     "commands": commands,
     "python": api,
     **{group: listing(group) for group in LISTS},
     "scalings": scalings,
     "formats": formats,
-    "claims": claims_table,
+    "claims": claims,
 }
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fewbits.common.atomic import write_parquet
 from fewbits.experiments.data.corpus import Corpus, describe
 from fewbits.experiments.devices import World
-from fewbits.experiments.distributed import saving
+from fewbits.experiments.distributed import sharding
 from fewbits.experiments.distributed.sharding import Penalties, build_sharded, recompute_blocks
 from fewbits.experiments.optimization.optimizers import load_optimizer_state, make_optimizer, optimizer_state
 from fewbits.experiments.optimization.precision import DTYPES, Policy
@@ -84,7 +84,7 @@ def set_up(trial: Trial, device: torch.device, ranks: int = 1) -> State:
 def resume(state: State, session: Session) -> None:
     """Load the trial's newest intact checkpoint into `state`, else that of a branch's parent, else nothing."""
     world, folder, parent = session.world, session.folder, session.parent
-    own = saving.newest(world, folder.checkpoints, folder.kept)
+    own = sharding.newest(world, folder.checkpoints, folder.kept)
     checkpoint = own or (parent.checkpoint if parent else None)
     if checkpoint is None:
         return
@@ -126,7 +126,7 @@ def save(state: State, corpus: Corpus, folder: Path, world: World, *, keep: int)
         "numerics": state.numerics,
         "data": describe(corpus),
     }
-    saving.save(folder, state.step, content, world, keep=keep)
+    sharding.save(folder, state.step, content, world, keep=keep)
 
 
 def _timing(path: Path, step: int) -> list[dict[str, float]]:

@@ -1,4 +1,11 @@
-"""Define `DataConfig`, the settings of a trial's data, and `Corpus`, splits of tokens that are read in windows."""
+"""Define `DataConfig`, the settings of a trial's data, and `Corpus`, splits of tokens that are read in windows.
+
+Training reads an infinite stream of windows, in an order that is a pure function of the window's number. An epoch
+contains all windows of the split once, in a new permutation, and cut at a new offset. So one integer, the number of
+windows read so far, is the whole position in the data, for any batch size and number of ranks. The permutation is a
+Feistel network on Z_a × Z_b, with a·b just above the number of windows; it is applied again until the result is the
+number of a window (cycle walking; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+"""
 
 import hashlib
 import json
@@ -7,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -14,8 +22,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fewbits.experiments.data import order
 from fewbits.experiments.data.folder import TokenFolder, Tokens
+from fewbits.kernels.seeds import derive_seed
+
+Integers = npt.NDArray[np.int64]
+_Words = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -141,12 +152,12 @@ class Corpus:
         return int(self._tokens(split).size)
 
     def batch(self, split: str, first: int, count: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets, int64 [count, length], of the windows from number `first` on (`order.starts`).
+        """Return inputs and targets, int64 [count, length], of the windows from number `first` on (`starts`).
 
         Training reads the split again and again, each time in another order, which the seed determines.
         """
         tokens = self._tokens(split)
-        return _cut(tokens, order.starts(first, count, tokens.size, length, seed), length)
+        return _cut(tokens, starts(first, count, tokens.size, length, seed), length)
 
     def windows(self, split: str, count: int, length: int) -> tuple[Tensor, Tensor]:
         """Return inputs and targets, int64 [count, length], of `count` windows spread evenly over the split.
@@ -154,7 +165,7 @@ class Corpus:
         They depend on no seed, so all trials are evaluated on the same windows.
         """
         tokens = self._tokens(split)
-        return _cut(tokens, order.evenly_spread(count, tokens.size, length), length)
+        return _cut(tokens, evenly_spread(count, tokens.size, length), length)
 
     def documents_of_windows(self, split: str, count: int, length: int) -> npt.NDArray[np.int64]:
         """Return the document number of each target that `windows` returns, int64 [count, length].
@@ -162,7 +173,7 @@ class Corpus:
         A separator belongs to the document that it ends. If the separator is unknown, each window counts as a document.
         """
         tokens = self._tokens(split)
-        begins = order.evenly_spread(count, tokens.size, length)
+        begins = evenly_spread(count, tokens.size, length)
         if self.folder.meta.separator is None:
             return np.broadcast_to(np.arange(count)[:, None], (count, length)).copy()
         ends = self.folder.document_ends(split)
@@ -207,9 +218,94 @@ def describe(corpus: Corpus) -> dict[str, object]:
     return facts | {f"source.{key}": value for key, value in meta.source.items()}
 
 
-def _cut(tokens: Tokens, begins: order.Integers, length: int) -> tuple[Tensor, Tensor]:
+def _cut(tokens: Tokens, begins: Integers, length: int) -> tuple[Tensor, Tensor]:
     inputs, targets = np.empty((2, len(begins), length), np.int64)
     for row, begin in enumerate(begins.tolist()):
         inputs[row] = tokens[begin : begin + length]
         targets[row] = tokens[begin + 1 : begin + length + 1]
     return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+
+# ------------------------------------------------------------------------------------------------ order
+
+ROUNDS = 6  # four make a Feistel network pseudo-random; the cost of two more is negligible
+_PERMUTATION, _OFFSET = 1, 2  # purposes for which seeds are derived
+
+
+def windows_per_epoch(tokens: int, length: int) -> int:
+    """Return the number of windows in each epoch over a split of `tokens` tokens: as many as fit with every offset.
+
+    A window has `length` inputs, and one more token after them, the last target. An epoch's first window begins at an
+    offset from 0 to length − 1.
+    """
+    if length < 1:
+        raise ValueError(f"training.length {length}: a window has at least 1 token")
+    if tokens < 2 * length:
+        raise ValueError(
+            f"training split: {tokens} tokens are too few for windows of length {length}: at least {2 * length} are "
+            "needed; set a shorter training.length, or use more data"
+        )
+    return (tokens - length) // length
+
+
+def starts(first: int, count: int, tokens: int, length: int, seed: int) -> Integers:
+    """Return the positions in a split where windows begin: windows first … first+count−1 in the order of training.
+
+    tokens: the number of tokens in the split. length: the number of inputs of a window.
+    """
+    if first < 0 or count < 0:
+        raise ValueError(f"windows from {first}, count {count}: both must be 0 or more")
+    windows = windows_per_epoch(tokens, length)
+    numbers = np.arange(first, first + count, dtype=np.int64)
+    epochs, within = np.divmod(numbers, windows)
+    begins = np.empty(count, np.int64)
+    for epoch in range(first // windows, (first + max(count, 1) - 1) // windows + 1):
+        in_epoch = epochs == epoch
+        offset = derive_seed(seed, epoch, _OFFSET) % length
+        begins[in_epoch] = offset + length * permuted(within[in_epoch], windows, derive_seed(seed, epoch, _PERMUTATION))
+    return begins
+
+
+def evenly_spread(count: int, tokens: int, length: int) -> Integers:
+    """Return the positions where windows begin: `count` windows spread evenly over a split of `tokens` tokens.
+
+    The windows do not overlap, and no seed affects them.
+    """
+    if length < 1 or count < 1:
+        raise ValueError(f"{count} windows of length {length}: both must be 1 or more")
+    windows = (tokens - 1) // length
+    if count > windows:
+        raise ValueError(
+            f"{count} windows of length {length} do not fit into {tokens} tokens: at most {max(windows, 0)} windows fit"
+        )
+    return length * (np.arange(count, dtype=np.int64) * windows // count)
+
+
+def permuted(index: Integers, size: int, key: int) -> Integers:
+    """Apply a permutation of 0 … size−1 to each index; the key determines the permutation."""
+    a = isqrt(size - 1) + 1
+    b = -(-size // a)
+    keys = [derive_seed(key, number) for number in range(ROUNDS)]
+    image = _feistel(index.astype(np.uint64), a, b, keys)
+    while (outside := image >= size).any():
+        image[outside] = _feistel(image[outside], a, b, keys)
+    return image.astype(np.int64)
+
+
+def _feistel(index: _Words, a: int, b: int, keys: list[int]) -> _Words:
+    left, right = np.divmod(index, np.uint64(b))
+    for number, key in enumerate(keys):
+        if number % 2 == 0:
+            left = (left + _mixed(right, key) % np.uint64(a)) % np.uint64(a)
+        else:
+            right = (right + _mixed(left, key) % np.uint64(b)) % np.uint64(b)
+    return left * np.uint64(b) + right
+
+
+def _mixed(values: _Words, key: int) -> _Words:
+    """Apply SplitMix64's finalizer, as `derive_seed` does, to each value XOR key, modulo 2^64."""
+    z = values ^ np.uint64(key)
+    z = z + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

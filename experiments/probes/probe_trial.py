@@ -28,17 +28,19 @@ from torch import Tensor
 from fewbits.common.atomic import write_json, write_parquet
 from fewbits.experiments.optimization.precision import DTYPES
 from fewbits.experiments.probes.bench import (
+    ALL,
     Bench,
     UpdateEffect,
+    Variant,
     backward,
     batches,
     draws_noise,
     layer_labels,
     make_bench,
+    variants,
 )
 from fewbits.experiments.probes.errors import GradientErrors, check_accumulators, measured_sums
 from fewbits.experiments.probes.tables import WHOLE, numerics_table, summarize
-from fewbits.experiments.probes.variants import ALL, Variant, variants
 from fewbits.experiments.session import Progress, Session
 from fewbits.experiments.storage import run_folder
 from fewbits.experiments.storage.lease import Lost

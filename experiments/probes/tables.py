@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fewbits.experiments.probes.variants import ALL
+from fewbits.experiments.probes.bench import ALL
 
 WHOLE = "whole"  # in the column `layer`: the row is about all parameters of the model
 SUMS = "sum_error_"  # in summaries, the column `sum_error_NAME` is the error of sums with the accumulator NAME

@@ -4,9 +4,9 @@
     FOLDER/step-00001234/state.json               all other values, and SHA-256 sums of both files
 
 If there are several ranks, each writes its own file: tensors-00000-of-00002.safetensors and so on
-(fewbits.experiments.distributed.saving). state.json then contains the SHA-256 of each file, and the names of the split
-tensors. Each file has some rows of a split tensor. Any other tensor in a rank's file is that rank's own value; a tensor
-that is only in the first file is the value of all ranks.
+(distributed/sharding.py). state.json then contains the SHA-256 of each file, and the names of the split tensors. Each
+file has some rows of a split tensor. Any other tensor in a rank's file is that rank's own value; a tensor that is only
+in the first file is the value of all ranks.
 
 A checkpoint is written under a temporary name, flushed to the disk and renamed, so after any failure it is either
 complete or missing. Then older checkpoints are removed, and those of later steps, because training has started again

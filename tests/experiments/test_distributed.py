@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fewbits.experiments.distributed import saving
+from fewbits.experiments.distributed import sharding as saving
 from fewbits.experiments.storage.run_folder import opened
 from fewbits.sweeps.running.local import environments_at, meeting_place
 from tests.experiments.trial_inputs import (

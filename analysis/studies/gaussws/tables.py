@@ -10,7 +10,7 @@ from fewbits.analysis.engine.results.places import sweep_places, trial_ids
 from fewbits.analysis.report.items import Ours, Setting, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.report.registry import table
 from fewbits.analysis.studies.gaussws import metrics, metrics_timing, theory
-from fewbits.analysis.studies.gaussws.metrics_widths import OURS, bits_decay
+from fewbits.analysis.studies.gaussws.metrics import OURS, bits_decay
 from fewbits.analysis.tables.cells import PERCENT, cell, compare
 from fewbits.analysis.tables.settings import Describe, SettingsColumn, settings_table
 from fewbits.analysis.views.numbers import number

@@ -19,7 +19,6 @@ examples:
   fewbits claims study=mor scale=cpu
   fewbits claims study=mor scale=smoke --json
   fewbits claims my-sweep.yaml --claims my-claims.yaml    judge your own claims; docs/claims-file.md lists the keys
-  fewbits claims --table                          write the table of all claims and their tests, which needs no results
   fewbits claims study=mor scale=cpu --power --sd validation_loss=0.0007    what the planned seeds can detect
 """
 # The columns of the printed list. repeats: the number of seeds or trials; tokens: the effect as extra tokens.
@@ -36,17 +35,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_store()
     parser.add_config_dir()
     parser.add_argument("--json", action="store_true", help="print JSON, as in the file verdicts.json of a report")
-    parser.add_argument("--table", action="store_true", help="print all studies' claims and their tests as Markdown")
     power = "print the effects that the planned seeds can detect, from the spreads of stored results or from --sd"
     parser.add_argument("--power", action="store_true", help=power)
     sd = "for --power: the standard deviation over seeds of a relative difference; can be repeated"
     parser.add_argument("--sd", action="append", default=[], metavar="METRIC=VALUE", help=sd)
     options = parser.parse_intermixed_args(argv)
-    if options.table:
-        from fewbits.analysis.engine.claims.table import claims_table
-
-        print(claims_table(), end="")
-        return 0
     try:
         given = {name: float(value) for name, _, value in (word.partition("=") for word in options.sd)}
     except ValueError:

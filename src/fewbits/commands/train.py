@@ -177,8 +177,7 @@ def _print_config(trial: Trial, runtime: Runtime) -> None:
 
 def _print_layers(trial: Trial) -> None:
     """Print a table of the weights, where `[1]` refers to the first list of quantizers and other settings below."""
-    from fewbits.models.costs import bits_per_element, layer_rate, product_rates
-    from fewbits.models.layer_table import OPERANDS, layer_table
+    from fewbits.models.layer_table import OPERANDS, bits_per_element, layer_rate, layer_table, product_rates
     from fewbits.models.networks.registry import on_meta
     from fewbits.models.quantize import quantize
     from fewbits.models.recipe import AXES, HIGH, SLOTS, Slot, parse_operand

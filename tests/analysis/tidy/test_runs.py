@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 
 import fewbits
-from fewbits.analysis.tidy.long import COLUMNS, LABELS
-from fewbits.analysis.tidy.runs import Runs
+from fewbits.analysis.tidy.runs import COLUMNS, LABELS, Runs
 from fewbits.sweeps.planning.stored_plans import find_plan, save_plan
 from tests.messages import names
 

@@ -14,9 +14,8 @@ import pytest
 import fewbits
 from fewbits.experiments.data.corpus import Corpus, DataConfig
 from fewbits.experiments.data.folder import open_folder
-from fewbits.experiments.data.load import load
+from fewbits.experiments.data.load import load, scaled_probabilities
 from fewbits.experiments.data.once import opened_or_made
-from fewbits.experiments.data.synthetic import scaled_probabilities
 
 SOURCE = Path(fewbits.__file__).parents[1]
 SMALL = DataConfig(kind="synthetic", size=5000)
@@ -26,7 +25,7 @@ RACE = """
 import os, sys, time
 from pathlib import Path
 from fewbits.experiments.data.once import opened_or_made
-from fewbits.experiments.data.synthetic import scaled_probabilities
+from fewbits.experiments.data.load import scaled_probabilities
 
 cache = Path(sys.argv[1])
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewbits.experiments.data import order
+from fewbits.experiments.data import corpus as order
 from tests.experiments.data.data_inputs import bin_corpus
 
 
