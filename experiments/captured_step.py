@@ -24,7 +24,7 @@ from fewbits.experiments import devices
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.replays import CapturedSeeds
 from fewbits.models.quantize import Quantization
-from fewbits.models.updates import invalidate_caches
+from fewbits.models.runtime import invalidate_caches
 
 Batch = tuple[Tensor, Tensor]  # inputs and targets of a micro-batch
 Compute = Callable[[Iterable[Batch]], dict[str, Tensor]]

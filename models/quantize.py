@@ -28,8 +28,7 @@ from fewbits.models.networks.layers import Linear
 from fewbits.models.observer import Observer
 from fewbits.models.quantized_linear import Plan, QuantizedLinear, Shared, StepContext, quantized
 from fewbits.models.recipe import EMULATE, PARTS, SLOTS, Operands, Recipe, Rule, Wgrad, parts
-from fewbits.models.runtime import untraced
-from fewbits.models.updates import updates
+from fewbits.models.runtime import untraced, updates
 from fewbits.models.weights import BlockLinear, OtherWeight, active_share, weights
 
 UNKNOWN_STEP = (

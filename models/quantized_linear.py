@@ -36,8 +36,7 @@ from fewbits.models.chain import THEN, first_quantizer
 from fewbits.models.delayed import DelayedScales
 from fewbits.models.operand_pair import Operand, OperandPair, Seed, Statistics, resolve_spelling
 from fewbits.models.recipe import GEMMS, SLOTS, Operands, Recipe, Sampler
-from fewbits.models.runtime import current_stream, untraced
-from fewbits.models.updates import updates, version
+from fewbits.models.runtime import current_stream, untraced, updates, version
 from fewbits.models.weights import BlockLinear, is_conv1d
 
 # Everything that needs random numbers: the rounding of a slot, a sampler's noise, and a GEMM's rotation signs. A seed

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from fewbits.experiments.numerics import FILE, ROOT, changed, record, recorded, running
+from fewbits.experiments.identity import FILE, ROOT, changed, record, recorded, running
 from fewbits.kernels.backends.processor import instruction_set
 from tests.kernels.backends.gpu import stubbed
 

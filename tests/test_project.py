@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import fewbits
-from fewbits.experiments.numerics import changed, running, total
+from fewbits.experiments.identity import changed, running, total
 from tests.forked_python import run_python
 
 ROOT = Path(__file__).parents[1]
@@ -91,7 +91,7 @@ def test_the_wheel_trains_where_it_lies(wheel: Path, tmp_path: Path) -> None:
 import sys
 import fewbits, fewbits.kernels.backends.build as build, fewbits.kernels.formats as formats
 from fewbits.cli import main
-from fewbits.experiments.numerics import changed, running, total
+from fewbits.experiments.identity import changed, running, total
 print(fewbits.__file__, formats.__file__, build.__file__)
 print(total(running()), changed())
 sys.exit(main(sys.argv[1:]))

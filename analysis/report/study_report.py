@@ -31,8 +31,7 @@ from fewbits.analysis.report.items import FigureResult, Picture, Table, TableRes
 from fewbits.analysis.report.registry import Entry, StudyRegistry, declared, study_registry
 from fewbits.analysis.report.top import top_rows, top_screen
 from fewbits.analysis.views import claims
-from fewbits.analysis.views.html import link, render
-from fewbits.analysis.views.numbers import anchor
+from fewbits.analysis.views.html import anchor, link, render
 from fewbits.analysis.views.provenance import Provenance
 from fewbits.analysis.views.shown import Items, ShownFigure, ShownFrame, finding_row, shown_figure, shown_frame
 from fewbits.analysis.views.tables import table_html

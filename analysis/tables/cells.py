@@ -1,22 +1,33 @@
-"""Make cells of tables from an arm's trials: its mean, or its change from a baseline in percent.
+"""Make cells of tables from an arm's trials, its mean or its change from a baseline in percent; tables of losses.
 
 Pairs of trials are the same as in the tests of claims. A metric is a column of `Results.trials` (`validation_loss`),
 the mean of a curve over its last steps (`loss@late`), or a mapping {trial id: number}. where: axis values of the arm.
 paper: the paper's number, which is shown beside ours. source: where the paper's number is from.
+
+A table of losses and task scores has the paper's numbers beside ours. Losses depend on data, tokenizer and model, so
+only changes from a baseline can be compared: each loss has a second row with the change in percent. Small models cannot
+answer the questions of the paper's tasks, so the loss on text of another kind stands in for scores; trials that
+`fewbits evaluate` has evaluated on the tasks have their scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
 
 from fewbits.analysis.engine.claims.pairs import Numbers, built_in, data_of
 from fewbits.analysis.engine.claims.schema import Comparison, Part
-from fewbits.analysis.engine.results.arms import BASELINE
+from fewbits.analysis.engine.results.arms import BASELINE, arm_table
 from fewbits.analysis.engine.results.data import Data, Differences, NoData, NotPlanned
+from fewbits.analysis.engine.results.evaluations import best_of_recent, paper_tasks, scores_over_training
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.pairing import Metric, sample
+from fewbits.analysis.engine.results.paper import Row, Table, paper
 from fewbits.analysis.engine.results.places import ANYWHERE, Where, not_planned, scope_of
-from fewbits.analysis.report.items import Setting, TableCell, Value
+from fewbits.analysis.report.items import OutOfReach, Setting, TableCell, TableResult, TableRow, Value
+from fewbits.experiments.evaluation.tasks import Task
 
 PERCENT = 100.0
 BLANK = TableCell(Setting(""))
@@ -86,3 +97,113 @@ def cell(
     """
     ours = data if isinstance(data, NotPlanned) else Value.of(data)
     return TableCell(ours.times(factor) if isinstance(ours, Value) else ours, paper, source, comparable)
+
+
+# ------------------------------------------------------------------------------------------------ losses
+
+TASKS = OutOfReach("question answering needs models of billions of parameters")
+BEST = ", best of recent checkpoints"  # the end of the titles of rows in a paper's table
+STAND_INS = {"Loss on other text": "ood_loss"}  # title of the row → our metric
+NOTES = (
+    "Our models, data and numbers of tokens differ from the paper's, so only changes can be compared, not losses. A "
+    "change is the arm's change from BF16 in the same configuration; ours is paired by seed, and ± is a 95 % interval",
+    "Training losses are means over the last tenth of the steps; all arms of a seed have the same batches",
+)
+
+
+@dataclass(frozen=True)
+class LossColumn:
+    """A column of the table: an arm of ours, and the column of the paper's table that shows this arm."""
+
+    title: str
+    arm: str
+    where: Where = field(default_factory=dict)  # axis values of the arm
+    baseline: str | None = None  # the arm that this arm is compared with
+    printed: str | None = None  # the id of the paper's column; None if the paper has no such column
+    part: Results | None = None  # the results that have the arm; None for the results of the whole table
+
+    def numbers(self, results: Results, metric: Metric, paper: float | None = None, source: str = "") -> TableCell:
+        """Return the arm's mean of the metric beside the paper's number, without their difference."""
+        ours = own_numbers(self.part or results, metric, self.arm, self.where)
+        return cell(ours, paper=paper, source=source, comparable=False)
+
+    def change(self, results: Results, metric: Metric, paper: float | None = None, source: str = "") -> TableCell:
+        """Return the arm's change from its baseline in percent; blank if the column has no baseline."""
+        if self.baseline is None:
+            return BLANK
+        part = self.part or results
+        return change(part, metric, self.arm, self.baseline, self.where, paper=paper, source=source)
+
+
+def paper_losses(results: Results, study: str, name: str, notes: Sequence[str] = NOTES) -> TableResult:
+    """Return the paper's table of losses with our numbers beside the paper's; ours are from the arms in arms.yaml.
+
+    name: the id of the paper's table. Raise ValueError if the table has a column to which no arm in arms.yaml belongs.
+    """
+    table, printed = arm_table(study), paper(study).table(name)
+    columns = []
+    for column in printed.columns:
+        arm, where = table.of_column(name, column.id)
+        baseline = None if column.baseline is None else table.of_column(name, column.baseline)[0]
+        columns.append(LossColumn(column.heading, arm, where, baseline, column.id))
+    return loss_table(results, printed, columns, notes)
+
+
+def loss_table(
+    results: Results,
+    printed: Table,
+    columns: Sequence[LossColumn],
+    notes: Sequence[str],
+    *,
+    baseline: str = "BF16",
+    stand_ins: Mapping[str, str] = STAND_INS,
+) -> TableResult:
+    """Return a table of the paper's losses and scores beside ours, for these columns.
+
+    baseline: its name in titles of rows. stand_ins: title of a row → the metric of ours that stands in for scores.
+    """
+    metrics = {"loss": "loss@late", "validation_loss": "validation_loss"}
+    rows: list[TableRow] = []
+    for row in (row for row in printed.rows if row.id in metrics):
+        source, metric = row.source or printed.source, metrics[row.id]
+        known = [(one, printed.value(row.id, one.printed) if one.printed else None) for one in columns]
+        moved = [(one, printed.change(row.id, one.printed) if one.printed else None) for one in columns]
+        levels = (one.numbers(results, metric, value, source) for one, value in known)
+        changes = (one.change(results, metric, value and PERCENT * value, source) for one, value in moved)
+        rows.append(TableRow(row.title, tuple(levels), row.unit))
+        rows.append(TableRow(f"{row.title}, change from {baseline}", tuple(changes), "%"))
+    for title, metric in stand_ins.items():
+        if metric in results.metrics():
+            levels = (column.numbers(results, metric) for column in columns)
+            changes = (column.change(results, metric) for column in columns)
+            rows.append(TableRow(f"{title} (ours, in place of tasks)", tuple(levels), "nats"))
+            rows.append(TableRow(f"{title}, change from {baseline} (ours)", tuple(changes), "%"))
+    for row in (row for row in printed.rows if row.id not in metrics):
+        cells = (_score(results, column, row, printed) for column in columns)
+        rows.append(TableRow(row.title, tuple(cells), row.unit))
+    return TableResult(tuple(column.title for column in columns), tuple(rows), tuple(notes))
+
+
+def _score(results: Results, column: LossColumn, row: Row, printed: Table) -> TableCell:
+    """Return a cell with our score on one of the paper's tasks, in percent, beside the paper's score.
+
+    If no trial of the arm was evaluated on the task, our score is out of reach, and the cell is blank if the paper's
+    table does not show the arm either.
+    """
+    part, source = column.part or results, row.source or printed.source
+    value = printed.value(row.id, column.printed) if column.printed else None
+    title, best = row.title.removesuffix(BEST), row.title.endswith(BEST)
+    scores = best_of_recent(scores_over_training(part, title)) if best else _scores(part, paper_tasks(title))
+    if column.arm in {each["arm"] for each in part.rows if each["id"] in scores}:
+        ours = own_numbers(part, scores, column.arm, column.where)
+        return cell(ours, PERCENT, value, source, comparable=False)
+    return BLANK if column.printed is None or (best and value is None) else TableCell(TASKS, value, source)
+
+
+def _scores(results: Results, tasks: Sequence[Task]) -> dict[str, float]:
+    """Return {trial id: mean score on the tasks} for the trials that were evaluated on all subtasks of the tasks."""
+    names = [[f"tasks.{name}.{task.metric}" for name in task.names] for task in tasks]
+    if not names or not {name for some in names for name in some} <= set(results.metrics()):
+        return {}
+    scores = {row["id"]: fmean(fmean(row[name] for name in some) for some in names) for row in results.rows}
+    return {trial: score for trial, score in scores.items() if not math.isnan(score)}

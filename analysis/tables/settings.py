@@ -10,7 +10,7 @@ from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import Table as PaperTable
 from fewbits.analysis.engine.results.places import Where, not_planned, trial_ids
 from fewbits.analysis.report.items import Setting, TableCell, TableResult, TableRow
-from fewbits.analysis.views.numbers import number
+from fewbits.analysis.views.html import number
 from fewbits.experiments.optimization.schedules import factor
 from fewbits.experiments.trial import Trial
 from fewbits.models.networks.registry import parameters

@@ -11,8 +11,7 @@ from markupsafe import Markup
 
 from fewbits.analysis.engine.claims.findings import Finding, Outcome, Status, Verdict
 from fewbits.analysis.engine.claims.schema import WITHIN, Kind
-from fewbits.analysis.views.html import render
-from fewbits.analysis.views.numbers import bounds, effect, size
+from fewbits.analysis.views.html import bounds, effect, render, size
 from fewbits.common.wording import plural
 
 SIGNS: dict[str, str] = {  # they distinguish outcomes without colour

@@ -17,10 +17,9 @@ from markupsafe import Markup
 from fewbits.analysis.engine.claims.schema import pilots_of
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.rows import unlike_within_seeds
-from fewbits.analysis.views.html import render
-from fewbits.analysis.views.numbers import number
+from fewbits.analysis.views.html import number, render
 from fewbits.common.wording import plural
-from fewbits.experiments.numerics import label
+from fewbits.experiments.identity import label
 from fewbits.experiments.storage.run_folder import HASH
 from fewbits.models.recipe import EMULATE
 from fewbits.sweeps.planning import store

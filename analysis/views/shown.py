@@ -19,8 +19,7 @@ from fewbits.analysis.engine.claims.findings import Finding, Verdict
 from fewbits.analysis.figures.panels import panels, placeholder
 from fewbits.analysis.figures.theme import draw_figure, in_both_themes, png, svg
 from fewbits.analysis.report.items import FigureResult
-from fewbits.analysis.views.html import in_notebook, private
-from fewbits.analysis.views.numbers import anchor
+from fewbits.analysis.views.html import anchor, in_notebook, private
 
 Files = Mapping[str, str | bytes]  # contents by path in the report's folder
 

@@ -11,8 +11,7 @@ from markupsafe import Markup
 from fewbits.analysis.engine.results.data import NoData, NotPlanned
 from fewbits.analysis.report.items import Missing, OutOfReach, Setting, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.report.items import why_missing as why
-from fewbits.analysis.views.html import render
-from fewbits.analysis.views.numbers import decimals, number, sentence
+from fewbits.analysis.views.html import decimals, number, render, sentence
 
 # The maximal number of decimals in the papers. Numbers that are computed from the papers' numbers get no more decimals.
 PRINTED = 4

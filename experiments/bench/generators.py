@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fewbits.common.terminal import print_table
-from fewbits.experiments.bench import peers
+from fewbits.experiments.bench import kernels as peers
 from fewbits.experiments.bench.kernel_cases import BITS, SEED, SQUARE, Case, Work, generate, sample_weight
 from fewbits.experiments.bench.measure import OtherProcesses, in_touched_memory, seconds, take_turns
 from fewbits.kernels.backends import build, cpu

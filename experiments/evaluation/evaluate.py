@@ -34,7 +34,7 @@ from fewbits.experiments.evaluation.loss import (
     text_windows,
 )
 from fewbits.experiments.evaluation.tasks import check_tasks, run_tasks
-from fewbits.experiments.numerics import label, numerics
+from fewbits.experiments.identity import label, numerics
 from fewbits.experiments.session import Session
 from fewbits.experiments.setup import check_evaluation
 from fewbits.experiments.storage import results as storage

@@ -20,8 +20,8 @@ import pandas as pd
 
 from fewbits.experiments.config import load_recipe
 from fewbits.experiments.optimization.schedules import ScheduleConfig
+from fewbits.experiments.probes.errors import Probe
 from fewbits.experiments.probes.probe_trial import SUMS, TABLE
-from fewbits.experiments.probes.tables import Probe
 from fewbits.experiments.session import Events, Progress
 from fewbits.experiments.setup import check
 from fewbits.experiments.storage import checkpoints, run_folder

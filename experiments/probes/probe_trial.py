@@ -39,8 +39,14 @@ from fewbits.experiments.probes.bench import (
     make_bench,
     variants,
 )
-from fewbits.experiments.probes.errors import GradientErrors, check_accumulators, measured_sums
-from fewbits.experiments.probes.tables import WHOLE, numerics_table, summarize
+from fewbits.experiments.probes.errors import (
+    WHOLE,
+    GradientErrors,
+    check_accumulators,
+    measured_sums,
+    numerics_table,
+    summarize,
+)
 from fewbits.experiments.session import Progress, Session
 from fewbits.experiments.storage import run_folder
 from fewbits.experiments.storage.lease import Lost

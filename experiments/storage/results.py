@@ -90,7 +90,7 @@ class Key:
     task: str
     settings: dict[str, Any]
     step: int  # of the checkpoint
-    numerics: str  # of the sources that computed it (experiments/numerics.py)
+    numerics: str  # of the sources that computed it (experiments/identity.py)
 
     @property
     def file(self) -> str:

@@ -19,8 +19,17 @@ from torch.utils.checkpoint import checkpoint
 
 from fewbits.kernels.layers.attention import causal_attention, fused_causal_attention
 from fewbits.kernels.layers.cross_entropy import cross_entropy
-from fewbits.models.networks.feed_forward import FeedForward, MixtureOfExperts, balance_losses
-from fewbits.models.networks.layers import ACTIVATIONS, GATED_ACTIVATIONS, NORMS, Embedding, Linear, Rope
+from fewbits.models.networks.layers import (
+    ACTIVATIONS,
+    GATED_ACTIVATIONS,
+    NORMS,
+    Embedding,
+    FeedForward,
+    Linear,
+    MixtureOfExperts,
+    Rope,
+    balance_losses,
+)
 from fewbits.models.networks.mamba2 import Mamba2
 
 POSITIONS: Final = ("learned", "rope", "none")
@@ -71,7 +80,7 @@ class DecoderConfig:
     active_experts: int = field(default=2, metadata={"neutral": 2})  # how many of them read a token
     # The hidden width of a further expert that reads every token; 0: there is none.
     shared_ffn: int = field(default=0, metadata={"neutral": 0})
-    # The factor α of the loss that keeps the experts' loads even (feed_forward.py); 0: no such loss.
+    # The factor α of the loss that keeps the experts' loads even (layers.py); 0: no such loss.
     balance: float = field(default=0.01, metadata={"neutral": 0.01})
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fewbits.common.store_folder import free_bytes
-from fewbits.experiments.numerics import running, total
+from fewbits.experiments.identity import running, total
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.sweeps.planning import store

@@ -19,7 +19,7 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 try:
     import fewbits.sweeps.running.worker  # noqa: F401
-    from fewbits.experiments.numerics import running
+    from fewbits.experiments.identity import running
 
     running()
 finally:  # the collector has to run again even if the import fails, since a fork server ignores failed imports

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from fewbits.common.process import environment
 from fewbits.common.wording import differences
-from fewbits.experiments.numerics import ROOT, running, total
+from fewbits.experiments.identity import ROOT, running, total
 from fewbits.experiments.session import Events, Progress
 from fewbits.experiments.storage import lease
 from fewbits.experiments.storage.run_folder import RunFolder

@@ -10,7 +10,7 @@ numerics.parquet and precision.parquet are summarized as a few metrics for each 
     operand_error, _flushed, _saturated/SLOT means over layers; operand_error_max/SLOT: the maximum
     weight_gradient/error, cosine            means over layers
     weight_bits/mean, min, max               learned bit widths of a sampler, over all layers
-    precision/lost…, zeros…, nonfinite       see experiments/optimization/update_records.py
+    precision/lost…, zeros…, nonfinite       see experiments/optimization/precision.py
 
 MLflow's page shows the chart of a metric `section/name` below the heading `section`, in alphabetical order, and metrics
 without a section at the end. So the losses have a section, and no section's name is before `loss`.

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from fewbits.experiments.probes.errors import WHOLE, summarize
 from fewbits.experiments.probes.probe_trial import TABLE
-from fewbits.experiments.probes.tables import WHOLE, summarize
 from fewbits.experiments.trial import Trial
 from fewbits.models.recipe import GEMMS, SLOTS
 

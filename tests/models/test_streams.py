@@ -37,7 +37,7 @@ def test_another_stream_quantizes_again(monkeypatch: pytest.MonkeyPatch) -> None
     quantization = quantize(model, recipe(E4M3))
     quantization.begin(0)
     layer, x, streams = quantization.layers[0], noisy(16, 32, seed=1, dtype=torch.bfloat16).requires_grad_(), [1]
-    for module in ("fewbits.models.updates", "fewbits.models.quantized_linear"):
+    for module in ("fewbits.models.runtime", "fewbits.models.quantized_linear"):
         monkeypatch.setattr(f"{module}.current_stream", lambda device: streams[0])
     first = layer(x)
     weights, read = layer._weights, quantization.last_input

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fewbits.models.networks.layers import Linear
-from fewbits.models.updates import KeptCast
+from fewbits.models.runtime import KeptCast
 from tests.kernels.inputs import assert_same, generator
 
 X = torch.randn(5, 6, generator=generator(1)).bfloat16()

@@ -32,8 +32,8 @@ from pyarrow import parquet
 from fewbits.analysis.engine.results.evaluations import DOCUMENTS
 from fewbits.analysis.engine.results.frames import METRICS, SCORES, Files, Results
 from fewbits.analysis.engine.results.rows import Standing
+from fewbits.experiments.probes.errors import WHOLE
 from fewbits.experiments.probes.probe_trial import TABLE as PROBE
-from fewbits.experiments.probes.tables import WHOLE
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.planning.store import OVER
 from fewbits.sweeps.planning.stored_plans import decoded, encoded, is_location

@@ -13,8 +13,8 @@ from fewbits.analysis.engine.results.frames import CURVE, SCORES, Results
 from fewbits.analysis.engine.results.rows import LABELS
 from fewbits.analysis.engine.statistics import Error
 from fewbits.experiments.evaluation.tasks import TASK_GROUPS, Task
+from fewbits.experiments.probes.errors import WHOLE
 from fewbits.experiments.probes.probe_trial import TABLE
-from fewbits.experiments.probes.tables import WHOLE
 
 RECENT = 5  # the checkpoints among which a "best of recent checkpoints" is chosen; the paper does not say how many
 DOCUMENTS = "evaluation.parquet"  # a run folder's losses by document

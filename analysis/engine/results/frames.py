@@ -31,8 +31,7 @@ from fewbits.common.from_dict import one_of
 from fewbits.common.store_folder import BENCH
 from fewbits.common.wording import amount, enumeration
 from fewbits.experiments.environment import environments
-from fewbits.experiments.identity import is_current
-from fewbits.experiments.numerics import label
+from fewbits.experiments.identity import is_current, label
 from fewbits.experiments.storage.results import scores_over_training
 from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.cost import parameters_of

@@ -22,8 +22,7 @@ from fewbits.analysis.report.items import Setting, Table, TableCell, TableResult
 from fewbits.analysis.report.registry import table
 from fewbits.analysis.studies.mor import tensors
 from fewbits.analysis.studies.mor.tensors import FC1, FC2, ONE, OUT, QKV, TWO
-from fewbits.analysis.tables.cells import BLANK, PERCENT, change, share
-from fewbits.analysis.tables.losses import paper_losses
+from fewbits.analysis.tables.cells import BLANK, PERCENT, change, paper_losses, share
 from fewbits.analysis.tables.settings import UNSTATED, SettingsColumn, settings_table
 from fewbits.common.wording import plural
 

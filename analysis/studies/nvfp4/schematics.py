@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.figures.drawing import POINTS, Drawing, draw_flow, kept_text, scalings_text
-from fewbits.analysis.figures.theme import ink, shades
+from fewbits.analysis.figures.theme import shades
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
 from fewbits.experiments.config import load_recipe
@@ -74,24 +74,19 @@ def figure_1(results: Results) -> Picture:
     of = matrix()
 
     def draw() -> Figure:
-        drawing = Drawing(331)
+        drawing = Drawing(300)
         top = drawing.height - 36
         drawing.text(LEFT, top + 26, f"tensor scale, FP32: max |x| / (6 · 448) = {of.tensor_scale:.4g}", bold=True)
         drawing.text(SCALES + 50, top + 26, "block scales, E4M3", at="right", quiet=True)
         for b, name in enumerate("AB"):
             left, part = LEFT + b * (BLOCK * CELL + GAP), np.s_[:, b * BLOCK : (b + 1) * BLOCK]
             drawing.text(left, top + 9, f"block {name}: 16 codes", quiet=True)
-            _codes(drawing, left, top, of.codes[part], of.greatest[part])
+            _codes(drawing, left, top, of, part, CELL)
             drawing.text(SCALES + b * 26 + 24, top + 9, name, at="right", quiet=True)
             for i, scale in enumerate(of.scales[:, b]):
                 middle = top - (i + 0.5) * CELL
                 drawing.text(SCALES + b * 26 + 24, middle, f"{scale:g}", at="right", va="center_baseline")
-        bottom, width = top - ROWS * CELL, (POINTS - 2 * LEFT) / 8
-        for code in range(8):  # a legend: for each magnitude, the codes of its two signs and its value
-            x, spelled = LEFT + code * width, f"±{E2M1.decode(code):g}".replace("0.5", "½").replace("1.5", "1½")
-            _codes(drawing, x, bottom - 23 + CELL, np.array([[code, code + 8]]), gap=1)
-            drawing.text(x + 2 * CELL + 4, bottom - 18, spelled, va="center_baseline")
-        _one_block(drawing, bottom - 48, of)
+        _one_block(drawing, top - ROWS * CELL - 20, of)
         return drawing.figure
 
     exact = int((np.abs(of.values[of.greatest]) == 6).sum())
@@ -103,18 +98,15 @@ def figure_1(results: Results) -> Picture:
     return FigureResult(draw, (), notes)
 
 
-def _codes(
-    drawing: Drawing, x: float, top: float, codes: np.ndarray, framed: np.ndarray | None = None, gap: float = 0.0
-) -> None:
-    """Draw codes as hexadecimal digits in boxes, which are shaded by the values' magnitudes.
+def _codes(drawing: Drawing, x: float, top: float, of: Matrix, part: tuple[slice, slice], width: float) -> None:
+    """Draw codes as hexadecimal digits, shaded by the values' magnitudes; frame the greatest of each block.
 
-    x, top: the upper left corner. framed: true for the codes with a frame. gap: the distance of columns.
+    x, top: the upper left corner. part: the rows and columns to draw. width: that of a code.
     """
-    for (i, j), code in np.ndenumerate(codes):
-        inset, edge = (0.7, "line") if framed is not None and framed[i, j] else (0.0, "")
-        fill, side = shades()(abs(E2M1.decode(int(code))) / 6), CELL - 2 * inset
-        corner = x + j * (CELL + gap) + inset, top - (i + 1) * CELL + inset
-        drawing.box(*corner, side, side, f"{code:X}", fill=fill, edge=edge, line=1.4, color=ink(fill))
+    words = [[f"{code:X}" for code in row] for row in of.codes[part]]
+    drawing.grid(x, top, (width, CELL), words, shades()(abs(of.values[part]) / 6))
+    for i, j in np.argwhere(of.greatest[part]):
+        drawing.box(x + j * width + 0.7, top - (i + 1) * CELL + 0.7, width - 1.4, CELL - 1.4, edge="line", line=1.4)
 
 
 def _one_block(drawing: Drawing, y: float, of: Matrix) -> None:
@@ -127,7 +119,7 @@ def _one_block(drawing: Drawing, y: float, of: Matrix) -> None:
         middle = LEFT + (j + 0.5) * width
         for k, words in enumerate((f"{scaled:.1f}".replace("-", "−"), f"{of.values[0, j]:g}".replace("-", "−"))):
             drawing.text(middle, y - 18 - 32 * k, words, at="center", bold=bool(of.greatest[0, j]), quiet=k == 0)
-    _codes(drawing, LEFT + (width - CELL) / 2, y - 34 + CELL / 2, of.codes[:1, :BLOCK], of.greatest, gap=width - CELL)
+    _codes(drawing, LEFT, y - 34 + CELL / 2, of, np.s_[:1, :BLOCK], width)
     last = f"times both scales: within {error:.2g} of x, whose greatest magnitude is {abs(x).max():.3g}"
     drawing.text(LEFT, y - 66, last, quiet=True)
 

@@ -17,7 +17,7 @@ from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.engine.results.places import family_places, not_planned, trial_ids
 from fewbits.analysis.report.items import Setting, TableCell, TableResult, TableRow
 from fewbits.analysis.report.registry import table
-from fewbits.analysis.tables.losses import STAND_INS, LossColumn, loss_table
+from fewbits.analysis.tables.cells import STAND_INS, LossColumn, loss_table
 from fewbits.kernels.packed import encode
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.kernels.scalings import SCALINGS

@@ -20,9 +20,9 @@ from fewbits.analysis.figures.theme import NOISE, QUIET, STYLES, Array, Style
 from fewbits.analysis.report.items import FigureResult, Picture, Setting, TableCell, TableResult, TableRow
 from fewbits.analysis.report.registry import figure, table
 from fewbits.analysis.studies.primer import samples
-from fewbits.analysis.studies.primer.metrics import SMALLEST, exponents
+from fewbits.analysis.studies.primer.exact_training import SMALLEST, exponents
 from fewbits.experiments.config import load_recipe
-from fewbits.experiments.optimization.update_records import LOWEST
+from fewbits.experiments.optimization.precision import LOWEST
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.formats import TABLE
 

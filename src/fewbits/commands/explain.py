@@ -71,8 +71,7 @@ def _data_differences(a: Path, b: Path) -> list[str]:
 def _changes(path: Path) -> list[str]:
     """Return the differences between a run and the trial that its overrides and the sources define now."""
     from fewbits.experiments.config import load_trial
-    from fewbits.experiments.identity import all_settings, is_current
-    from fewbits.experiments.numerics import changed, numerics, running
+    from fewbits.experiments.identity import all_settings, changed, is_current, numerics, running
     from fewbits.experiments.storage.run_folder import saved_trial
 
     provenance, was, now = _provenance(path), {}, {}

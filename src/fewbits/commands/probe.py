@@ -13,7 +13,7 @@ from fewbits.common.arguments import CommandParser, positive
 from fewbits.common.terminal import print_json, print_table
 
 if TYPE_CHECKING:
-    from fewbits.experiments.probes.tables import Probe
+    from fewbits.experiments.probes.errors import Probe
     from fewbits.models.recipe import Recipe
 
 EXAMPLES = """\
@@ -144,7 +144,7 @@ def _gradient_cells(row: dict[Any, Any], bias_error: str = "") -> tuple[str, ...
 
 
 def _sum_cells(result: Probe, row: dict[Any, Any]) -> tuple[str, ...]:
-    from fewbits.experiments.probes.tables import SUMS
+    from fewbits.experiments.probes.errors import SUMS
 
     return tuple(_percent(row.get(f"{SUMS}{name}", math.nan)) for name in result.accumulators)
 

@@ -15,8 +15,7 @@ from fewbits.analysis.figures.effects import effects_of, effects_picture
 from fewbits.analysis.figures.theme import draw_figure
 from fewbits.analysis.report.items import FigureResult, OutOfReach, TableResult, Value
 from fewbits.analysis.report.registry import declared, study_registry
-from fewbits.analysis.tables.cells import BLANK
-from fewbits.analysis.tables.losses import BEST
+from fewbits.analysis.tables.cells import BEST, BLANK
 from fewbits.experiments.storage import results as evaluations
 from fewbits.sweeps.planning.plan import Plan
 from tests.analysis import shown_items

@@ -16,8 +16,8 @@ from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.figures.theme import draw_figure
 from fewbits.analysis.report.items import FigureResult, Setting, TableResult
 from fewbits.analysis.report.registry import study_registry
-from fewbits.analysis.studies.primer import exact_numbers, exact_training, metrics, samples
-from fewbits.experiments.optimization.update_records import BINS, LOWEST
+from fewbits.analysis.studies.primer import exact_numbers, exact_training, samples
+from fewbits.experiments.optimization.precision import BINS, LOWEST
 from fewbits.sweeps.planning.plan import Plan
 
 WRONG = {"C2", "C4"}  # statements of the texts that do not hold
@@ -109,7 +109,7 @@ class Stored:
 
 def test_metrics_count_gradients_and_updates() -> None:
     stored = cast(Results, Stored())
-    assert metrics.zero_gradients(stored) == {"a": 0.1}
-    assert metrics.below_fp16(stored) == {"a": pytest.approx(0.3)}
-    assert metrics.lost_updates(stored) == {"a": 0.25}
-    assert metrics.flushed_beyond_activations(stored) == {"a": pytest.approx(0.2)}
+    assert exact_training.zero_gradients(stored) == {"a": 0.1}
+    assert exact_training.below_fp16(stored) == {"a": pytest.approx(0.3)}
+    assert exact_training.lost_updates(stored) == {"a": 0.25}
+    assert exact_training.flushed_beyond_activations(stored) == {"a": pytest.approx(0.2)}

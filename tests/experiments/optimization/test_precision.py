@@ -15,8 +15,15 @@ from torch import Tensor, nn
 
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.optimization.optimizers import OptimizerConfig, make_optimizer
-from fewbits.experiments.optimization.precision import PATIENCE, LossScaler, Policy, Precision
-from fewbits.experiments.optimization.update_records import LOWEST, gradient_counts, update_counts
+from fewbits.experiments.optimization.precision import (
+    LOWEST,
+    PATIENCE,
+    LossScaler,
+    Policy,
+    Precision,
+    gradient_counts,
+    update_counts,
+)
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder
 from tests.experiments.trial_inputs import metric, overrides, tensors, train

@@ -17,9 +17,8 @@ from fewbits.commands.probe import main
 from fewbits.experiments.config import load_recipe, load_trial
 from fewbits.experiments.data.load import load
 from fewbits.experiments.probes.bench import make_bench
-from fewbits.experiments.probes.errors import sum_error
+from fewbits.experiments.probes.errors import WHOLE, Probe, sum_error
 from fewbits.experiments.probes.probe import probe
-from fewbits.experiments.probes.tables import WHOLE, Probe
 from fewbits.experiments.storage.run_folder import opened, saved_trial
 from fewbits.experiments.training import run
 from fewbits.experiments.trial import INITIAL, ORDER

@@ -9,7 +9,7 @@ from fewbits.kernels.layers.activations import swiglu
 from fewbits.kernels.products import linear, matmul
 from fewbits.models.layer_table import layer_table
 from fewbits.models.networks.decoder import Decoder
-from fewbits.models.networks.feed_forward import MixtureOfExperts
+from fewbits.models.networks.layers import MixtureOfExperts
 from fewbits.models.networks.registry import build, on_meta
 from fewbits.models.quantize import quantize
 from fewbits.models.recipe import Recipe

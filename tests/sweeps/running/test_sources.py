@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from fewbits import cli
-from fewbits.experiments import numerics
+from fewbits.experiments import identity as numerics
 from fewbits.experiments.identity import is_current
 from fewbits.experiments.storage.run_folder import opened
 from fewbits.sweeps.running.driver import job
