@@ -12,7 +12,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,11 @@ from fewbits.common.wording import plural
 from fewbits.experiments.config_files import FOLDER as CONFIG
 from fewbits.experiments.config_files import names
 from fewbits.experiments.environment import commit
-from fewbits.models.layer_table import layer_rate, mean_bits, over_layers
+from fewbits.models.layer_table import layer_rate, mean_bits
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import on_meta
-from fewbits.models.recipe import Recipe
+from fewbits.models.quantize import Quantization
+from fewbits.models.recipe import Operands, Recipe
 
 FOLDER = Path(__file__).with_name("atlas")
 NUMBERS = CONFIG / "atlas.json"  # in the package, for `fewbits list recipes`
@@ -149,10 +150,17 @@ def described(name: str) -> dict[str, Any]:
         layers = quantize(on_meta(MODELS[MODEL]), recipe)
     except ValueError:
         return row
-    row["bits"] = over_layers(layers, lambda operands: _bits(operands, {}))
+    row["bits"] = _over_layers(layers, lambda operands: _bits(operands, {}))
     for gpu, major in GPUS.items():
-        row[gpu] = over_layers(layers, lambda operands, major=major: 1 / layer_rate(operands, major))  # type: ignore[misc]
+        row[gpu] = _over_layers(layers, lambda operands, major=major: 1 / layer_rate(operands, major))  # type: ignore[misc]
     return row
+
+
+def _over_layers(quantization: Quantization, measure: Callable[[Operands], float]) -> float:
+    """Return the mean of what `measure` says of the operands of each linear layer, weighted by the layers' sizes."""
+    sizes = [layer.in_features * layer.out_features for layer in quantization.layers]
+    values = [measure(layer.plans[0].operands) for layer in quantization.layers]
+    return sum(size * value for size, value in zip(sizes, values, strict=True)) / sum(sizes)
 
 
 def _bits(operands: Mapping[str, Any], shares: Mapping[str, float]) -> float:
@@ -208,7 +216,7 @@ def add_probes(recipes: Mapping[str, dict[str, Any]], model: str, found: Rows) -
         }
         if shares:
             layers = quantize(on_meta(MODELS[MODEL]), of(name))
-            values["bits"] = over_layers(layers, lambda operands, own=shares: _bits(operands, own))  # type: ignore[misc]
+            values["bits"] = _over_layers(layers, lambda operands, own=shares: _bits(operands, own))  # type: ignore[misc]
         recipes[name]["measured"][model] = values
 
 

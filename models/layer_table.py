@@ -6,7 +6,7 @@ The second half tells what operands cost: bits per element, and how much faster 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,6 @@ from fewbits.models.weights import BlockLinear, OtherWeight, weights
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from fewbits.models.quantize import Quantization
 
 OPERANDS = (*SLOTS, "wgrad.output", "execute", "sampler", "switch")
 COLUMNS = ("layer", "matrices", "block", "part", "out", "in", *OPERANDS, "why")
@@ -181,13 +179,6 @@ def mean_bits(spec: Spec | None, shares: Mapping[str, float]) -> float:
         bits = {str(one.quantizer.format): _bits(one.quantizer) for one in spec.entries}
         return sum(shares.get(name, 0.0) * bits[name] for name in bits)
     return bits_per_element(spec)[0]
-
-
-def over_layers(quantization: Quantization, measure: Callable[[Operands], float]) -> float:
-    """Return the mean of what `measure` says of the operands of each linear layer, weighted by the layers' sizes."""
-    sizes = [layer.in_features * layer.out_features for layer in quantization.layers]
-    values = [measure(layer.plans[0].operands) for layer in quantization.layers]
-    return sum(size * value for size, value in zip(sizes, values, strict=True)) / sum(sizes)
 
 
 def product_rates(operands: Operands, major: int | None = None) -> Mapping[str, float]:

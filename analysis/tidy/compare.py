@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from html import escape
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from statsmodels.stats.power import TTestIndPower, TTestPower
 
 from fewbits.analysis.engine.statistics import (
+    Error,
     Estimate,
     Interval,
     Side,
@@ -31,8 +33,10 @@ from fewbits.analysis.engine.statistics import (
     extra_tokens,
     relative_slope,
 )
+from fewbits.analysis.figures.curves import Line, Panel, curve_figure
 from fewbits.analysis.figures.theme import BASELINE, STYLES, draw_figure, in_both_themes, svg
 from fewbits.analysis.report.items import FigureResult
+from fewbits.analysis.views.html import document
 from fewbits.common.wording import flat
 from fewbits.experiments.identity import all_settings
 from fewbits.experiments.storage.run_folder import saved_trial
@@ -42,6 +46,7 @@ Points = list[tuple[float, float]]
 LEVEL = 0.95
 SEEN = 0.01  # nats: the difference for which the number of seeds is given
 POWER = 0.8
+MOST_SEEDS = 100_000
 LAST = 0.05  # without held-out losses, a run's loss is the mean over this last part of its training losses
 STEPS = ("tokens", "step", "_step", "global_step", "iter", "iteration", "steps")
 TRAINING = (
@@ -126,23 +131,29 @@ def of_log(path: Path, arm: str | None = None, loss: str | None = None) -> list[
 
     arm: their arm; None: the runs' names without their seeds. loss: the name of the column or tag with the loss.
     """
+    return [_of_columns(name, table, arm, loss) for name, table in _tables(path)]
+
+
+def _tables(path: Path) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the name of each run in a log, and its table: columns with the step and the losses."""
     if path.is_dir():
-        return [_of_columns(str(folder), table, arm, loss) for folder, table in _tensorboard(path)]
+        yield from _tensorboard(path)
+        return
     try:
         table = pd.read_csv(path, dtype=str, keep_default_na=False, na_values=[""])  # `nan` is no empty cell
     except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         raise ValueError(f"{path} is no CSV file: {error}") from None
-    table.columns = table.columns.map(str)
-    columns: list[str] = list(table.columns)
-    own = {name: found for name in columns if (found := _WANDB.fullmatch(name)) and not name.endswith(("MIN", "MAX"))}
-    if not own:
-        return [_of_columns(str(path.with_suffix("")), table, arm, loss)]
-    step = next((name for name in columns if name.lower() in STEPS), table.columns[0])
-    frames: dict[str, pd.DataFrame] = {}
-    for name, found in own.items():
-        frame = frames.setdefault(found["run"], pd.DataFrame({"step": table[step]}))
-        frame[found["metric"]] = table[name]
-    return [_of_columns(run, frame, arm, loss) for run, frame in frames.items()]
+    of_wandb = [
+        one for name in map(str, table) if (one := _WANDB.fullmatch(name)) and not name.endswith(("MIN", "MAX"))
+    ]
+    if not of_wandb:
+        yield str(path.with_suffix("")), table
+    step = next((name for name in table if name.lower() in STEPS), table.columns[0])
+    for run in dict.fromkeys(one["run"] for one in of_wandb):
+        yield (
+            run,
+            table.rename(columns={step: "step"} | {one[0]: one["metric"] for one in of_wandb if one["run"] == run}),
+        )
 
 
 def _of_columns(name: str, table: pd.DataFrame, arm: str | None, loss: str | None) -> Run:
@@ -169,7 +180,7 @@ def _of_columns(name: str, table: pd.DataFrame, arm: str | None, loss: str | Non
     return Run(name, arm or stem, seed, points["training"], points["held_out"], diverged=diverged)
 
 
-def _tensorboard(folder: Path) -> Iterator[tuple[Path, pd.DataFrame]]:
+def _tensorboard(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield each folder with TensorBoard's event files and its scalars: a column for each tag, and `step`."""
     folders = sorted({path.parent for path in folder.rglob("events.out.tfevents.*")})
     if not folders:
@@ -182,7 +193,7 @@ def _tensorboard(folder: Path) -> Iterator[tuple[Path, pd.DataFrame]]:
         events = EventAccumulator(str(each), size_guidance={"scalars": 0})  # 0: all of them
         events.Reload()
         scalars = {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
-        yield each, pd.DataFrame(scalars).rename_axis("step").sort_index().reset_index()
+        yield str(each), pd.DataFrame(scalars).rename_axis("step").sort_index().reset_index()
 
 
 def _points(table: pd.DataFrame, x: str, y: str) -> Points:
@@ -267,31 +278,19 @@ def welch(xs: Sequence[float], ys: Sequence[float]) -> Estimate | None:
     """Return the mean of ys minus that of xs, as of two independent samples; None if one has a single value."""
     if min(len(xs), len(ys)) < 2:
         return None
-    parts = [np.var(values, ddof=1) / len(values) for values in (xs, ys)]
-    spread = sum(part**2 / (len(values) - 1) for part, values in zip(parts, (xs, ys), strict=True))
-    df = sum(parts) ** 2 / spread if spread else len(xs) + len(ys) - 2
-    return Estimate(len(ys), float(np.mean(ys) - np.mean(xs)), math.sqrt(sum(parts)), float(df))
+    found = estimate(ys, shared=Error(float(np.std(xs, ddof=1)) / math.sqrt(len(xs)), len(xs) - 1))
+    return found and replace(found, mean=found.mean - float(np.mean(xs)))
 
 
 def seeds_needed(sd: float, paired: bool) -> int | None:
     """Return with how many seeds a difference of SEEN nats is found (two-sided, 5 %) with probability POWER.
 
-    sd: the standard deviation of paired differences, or of the runs of an arm. None: more than 100,000.
+    sd: the standard deviation of paired differences, or of the runs of an arm. None: more than MOST_SEEDS.
     """
     power: Any = TTestPower() if paired else TTestIndPower()
-
-    def enough(seeds: int) -> bool:
-        return seeds >= 2 and float(power.power(SEEN / sd, seeds, 1 - LEVEL)) >= POWER
-
-    low, high = 1, 2
-    while not enough(high):
-        low, high = high, 2 * high
-        if high > 100_000:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    counts = range(2, MOST_SEEDS + 1)
+    place = bisect_left(counts, POWER, key=lambda seeds: float(power.power(SEEN / sd, seeds, 1 - LEVEL)))
+    return counts[place] if place < len(counts) else None
 
 
 def _tail(points: Points) -> float:
@@ -355,38 +354,25 @@ def figure(comparison: Comparison) -> Figure:
 
 
 def _draw(comparison: Comparison) -> Figure:
-    drawn = Figure(figsize=(7.5, 6), layout="constrained")
-    upper, lower = drawn.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    colours = cycle(style.shade for style in (BASELINE, *STYLES))
     held_out = comparison.measure == "held-out loss"
-    base: tuple[Any, Any] | None = None
-    for row, colour in zip(comparison.rows, colours, strict=False):
+    levels, differences = list[Line](), list[Line]()
+    for row, style in zip(comparison.rows, cycle((BASELINE, *STYLES)), strict=False):
         runs = [run for run in comparison.runs if run.arm == row.arm]
         grids = [np.array(run.held_out if held_out else _smooth(run.training)) for run in runs]
         x = grids[0][:, 0]
         curves = np.array([np.interp(x, grid[:, 0], grid[:, 1]) for grid in grids])
-        mean = curves.mean(axis=0)
-        upper.plot(
-            x,
-            mean,
-            color=colour,
-            label=f"{row.arm} ({len(runs)})".replace("$", r"\$"),
-            marker="o" if len(x) < 12 else None,
-        )
-        upper.fill_between(x, curves.min(axis=0), curves.max(axis=0), color=colour, alpha=0.15, linewidth=0)
-        if base is None:
-            base = (x, mean)
-            lower.axhline(0, color=colour, linewidth=1)
-        else:
-            lower.plot(x, mean - np.interp(x, *base), color=colour, marker="o" if len(x) < 12 else None)
-    shown = [point for line in upper.lines for point in zip(*line.get_data(), strict=True)]
-    later = [loss for at, loss in shown if at >= 0.05 * max(at for at, _ in shown)]  # not the steep beginning
-    upper.set_ylim(top=max(later) + 0.05 * (max(later) - min(later)))
-    upper.set_ylabel(comparison.measure.split(",")[0] + ", nats")
-    lower.set_ylabel("difference, nats")
-    lower.set_xlabel("tokens" if all(run.settings for run in comparison.runs) else "tokens or steps")
-    upper.legend(frameon=False, title="arm (runs); shaded: range of the seeds")
-    return drawn
+        label = f"{row.arm} ({len(runs)})".replace("$", r"\$")
+        levels.append(Line(x, curves.mean(0), style, label, (curves.min(0), curves.max(0))))
+        first = levels[0]
+        differences.append(Line(x, levels[-1].y - np.interp(x, first.x, first.y), style))
+    later = np.concatenate([line.y[line.x >= 0.05 * line.x.max()] for line in levels])  # not the steep beginning
+    top = float(later.max() + 0.05 * np.ptp(later))
+    steps = "tokens" if all(run.settings for run in comparison.runs) else "tokens or steps"
+    panels = (
+        Panel("shaded: range of the seeds", tuple(levels), y_label="loss, nats", y_limits=(None, top)),
+        Panel("", tuple(differences), x_label=steps, y_label="difference, nats"),
+    )
+    return curve_figure([[panel] for panel in panels], height=4.5, sharex="col")
 
 
 def _smooth(points: Points) -> Points:
@@ -397,23 +383,16 @@ def _smooth(points: Points) -> Points:
 
 def page(comparison: Comparison) -> str:
     """Return a page that stands alone, with the table, the figure and the settings that differ."""
-    image = in_both_themes(svg(figure(comparison)))
     rows = pd.DataFrame([texts(row) for row in comparison.rows], columns=list(HEADER))
     settings = comparison.settings.rename_axis("setting").reset_index()
     with pd.option_context("display.max_colwidth", None):  # else pandas cuts long settings
-        table, differing = (each.to_html(index=False, border=0) for each in (rows, settings))
+        tables = [Markup(each.to_html(index=False, border=0)) for each in (rows, settings)]
     names = [row.arm for row in comparison.rows]
-    parts = [
-        f"<h1>{escape(' against '.join(reversed(names)))}</h1>",
-        f"<p>{escape(comparison.measure)}. Differences and intervals in nats, against {escape(names[0])}.</p>",
-        *(f"<p><b>{escape(remark)}</b></p>" for remark in comparison.remarks),
-        table,
-        image,
-        *([f"<h2>Settings that differ</h2>{differing}"] if len(settings) else []),
-    ]
-    style = "body{font:15px system-ui;max-width:60em;margin:2em auto;padding:0 1em}:root{color-scheme:light dark}"
-    style += "svg{width:100%;height:auto}"
-    style += "table{border-collapse:collapse;display:block;overflow-x:auto}td,th{padding:.2em .7em;text-align:left}"
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><style>{style}</style>'
-    body = "".join(parts)
-    return f"<!doctype html><html lang='en'><head>{head}<title>comparison</title></head><body>{body}</body></html>"
+    title, scrolled = " against ".join(reversed(names)), Markup('<div class="scroll">{}</div>')
+    about = Markup("<h1>{}</h1><p>{}. Differences and intervals in nats, against {}.</p>")
+    body = about.format(title, comparison.measure, names[0])
+    body += Markup().join(Markup("<p><b>{}</b></p>").format(remark) for remark in comparison.remarks)
+    body += scrolled.format(tables[0]) + Markup(in_both_themes(svg(figure(comparison))))
+    if len(settings):
+        body += Markup("<h2>Settings that differ</h2>") + scrolled.format(tables[1])
+    return document(title, body, [])

@@ -15,11 +15,11 @@ Temporary tensors inside a layer and the allocator's fragmentation are not inclu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
-from typing import Any, cast
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from fewbits.experiments.optimization.precision import DTYPES
 from fewbits.experiments.trial import Trial
-from fewbits.models.networks.decoder import Block, Decoder, DecoderConfig, logits_at_once
+from fewbits.models.networks.decoder import Decoder, DecoderConfig, logits_at_once
 from fewbits.models.networks.partition import partition_of
 from fewbits.models.networks.registry import on_meta
 from fewbits.models.quantize import quantize
@@ -64,9 +64,9 @@ def estimate(trial: Trial, ranks: int = 1, device: str = "cuda") -> Memory:
     everything, blocks = _bytes(parameters.values()), [_bytes(block.parameters()) for block in model.blocks]
     linear = [_bytes(m.weight for m in block.modules() if isinstance(m, nn.Linear)) for block in model.blocks]
     several = t.batch // (t.micro_batch * ranks) > 1 and not t.reduce_each
-    saved = _saved(trial.model, trial.recipe, dtype, t.micro_batch, t.length)
+    entry, saved, around = _saved(trial.model, trial.recipe, dtype, t.micro_batch, t.length)
     logits = min(logits_at_once(device), t.micro_batch * t.length * trial.model.vocab)
-    outside = saved.outside + 2 * logits * (FP32 if device == "cpu" else dtype.itemsize)  # 2: and their gradient
+    outside = around + 2 * logits * (FP32 if device == "cpu" else dtype.itemsize)  # 2: and their gradient
     copies = (2 if trial.recipe.operands else 1) * dtype.itemsize
     return Memory(
         weights=sum(own.values()),
@@ -74,7 +74,7 @@ def estimate(trial: Trial, ranks: int = 1, device: str = "cuda") -> Memory:
         states=_states(trial, own),
         gathered=0 if shared else 2 * (everything - sum(blocks)) + 4 * max(blocks),
         quantized=(sum(linear) if shared else max(linear)) // FP32 * copies,
-        activations=outside + (saved.inputs + max(saved.blocks) if t.recompute else sum(saved.blocks)),
+        activations=outside + (entry * len(saved) + max(saved) if t.recompute else sum(saved)),
     )
 
 
@@ -120,15 +120,6 @@ def complaint(trial: Trial, ranks: int, device_bytes: float) -> str | None:
 # ------------------------------------------------------------------------------------------------ details
 
 
-@dataclass(frozen=True)
-class _Saved:
-    """Bytes of activations that the forward pass of one micro-batch saves for the backward pass."""
-
-    inputs: int  # the inputs of all blocks
-    blocks: tuple[int, ...]  # tensors saved inside each block
-    outside: int  # tensors saved in the embedding and the last norm
-
-
 @lru_cache(4)  # `least_ranks` tries many numbers of ranks
 def _on_meta(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype) -> Decoder:
     return _model(config, recipe, dtype, "meta")
@@ -142,59 +133,39 @@ def _model(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype, device: st
 
 
 @lru_cache(256)
-def _saved(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype, sequences: int, length: int) -> _Saved:
-    """Run a forward pass with torch's fake tensors; return the bytes that it saves for the backward pass."""
+def _saved(
+    config: DecoderConfig, recipe: Recipe, dtype: torch.dtype, sequences: int, length: int
+) -> tuple[int, list[int], int]:
+    """Run a forward pass with torch's fake tensors; return the bytes that it saves for the backward pass.
+
+    These are the bytes of a block's input, those saved in each block, and those saved outside the blocks.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode():
-        return _saved_by_forward(_model(config, recipe, dtype, "cpu"), dtype, sequences, length)
+    counts, kept = [0], dict[int, Tensor]()  # saved tensors stay alive: a new one might reuse a freed storage
+
+    def pack(x: Tensor) -> Tensor:
+        if _storage(x) not in kept:
+            kept[_storage(x)] = x
+            counts[-1] += x.untyped_storage().nbytes()
+        return x
+
+    with FakeTensorMode(), saved_tensors_hooks(pack, lambda x: x):
+        model = _model(config, recipe, dtype, "cpu").train()
+        kept |= {_storage(parameter): parameter for parameter in model.parameters()}
+        # What a block saves depends only on its kind and the kind of the block before: each pair of kinds runs once.
+        pairs = list(pairwise([None, *map(_kind, model.blocks)]))
+        for number, block in enumerate(model.blocks):
+            if pairs.index(pairs[number]) < number:
+                block.forward = lambda x, y: (x, y)
+            block.register_forward_pre_hook(lambda *_: counts.append(0))
+        model.blocks[-1].register_forward_hook(lambda *_: counts.append(0))
+        size = model.hidden(torch.zeros(sequences, length, dtype=torch.int64)).nbytes
+    blocks = [counts[1 + pairs.index(pair)] for pair in pairs]
+    return 2 * size, blocks, counts[0] + counts[-1] + size  # 2: the residual stream and the last branch's result
 
 
-def _saved_by_forward(model: Decoder, dtype: torch.dtype, sequences: int, length: int) -> _Saved:
-    counts: list[int] = []
-    seen = {_storage(parameter) for parameter in model.parameters()}
-    keep: list[Tensor] = []  # tensors must stay alive: a new one might reuse a freed storage and not be counted
-
-    @contextmanager
-    def counting() -> Iterator[None]:
-        counts.append(0)
-
-        def pack(x: Tensor) -> Tensor:
-            if _storage(x) not in seen:
-                seen.add(_storage(x))
-                keep.append(x)
-                counts[-1] += x.untyped_storage().nbytes()
-            return x
-
-        with saved_tensors_hooks(pack, lambda x: x):
-            yield
-
-    tokens = torch.zeros(sequences, length, dtype=torch.int64)
-    model.train()
-    with counting():
-        x = model.embed(tokens)
-        if model.positions is not None:
-            x = x + model.positions.weight[:length]
-        x = x.to(dtype)
-    y: Tensor | None = None
-    # What a block saves depends only on its kind and the kind of the block before, so each such pair runs only once.
-    kinds = [None, *(_kind(cast(Block, block)) for block in model.blocks)]
-    known: dict[object, int] = {}
-    for block, *pair in zip(model.blocks, kinds, kinds[1:], strict=False):
-        if (saved := known.get(tuple(pair))) is not None:
-            counts.append(saved)
-            continue
-        with counting():
-            x, y = block(x, y)
-        known[tuple(pair)] = counts[-1]
-    assert y is not None
-    with counting():
-        hidden = model.norm.add(x, y)[1]
-    outside = counts[0] + counts[-1] + hidden.numel() * hidden.itemsize
-    return _Saved(2 * x.numel() * x.itemsize * len(model.blocks), tuple(counts[1:-1]), outside)
-
-
-def _kind(block: Block) -> tuple[object, ...]:
+def _kind(block: nn.Module) -> tuple[object, ...]:
     """Return what determines, with the block before, how many bytes a block saves for the backward pass."""
     layers = [module for module in block.modules() if isinstance(module, QuantizedLinear)]
     return block.branches, *((id(layer.plans), layer.sampler is None) for layer in layers)
