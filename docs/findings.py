@@ -21,9 +21,9 @@ from fewbits.analysis.engine.claims.hooks import load_hooks
 from fewbits.analysis.engine.claims.judging import judge_claims
 from fewbits.analysis.engine.claims.schema import Claim, Kind, StudyClaims, comparisons, load_claims
 from fewbits.analysis.engine.results.archive import Archive, read_archive
-from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
+from fewbits.analysis.engine.results.places import arm_table
 from fewbits.common.atomic import write_atomically
 from fewbits.common.wording import plural
 

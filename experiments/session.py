@@ -17,9 +17,8 @@ from fewbits.experiments.environment import computed, describe_kinds, environmen
 from fewbits.experiments.identity import identity, provenance
 from fewbits.experiments.setup import check, corpus_model
 from fewbits.experiments.storage import lease, run_folder
-from fewbits.experiments.storage.branches import Parent, find_parent
 from fewbits.experiments.storage.checkpoints import steps
-from fewbits.experiments.storage.run_folder import RunFolder
+from fewbits.experiments.storage.run_folder import Parent, RunFolder, find_parent
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.models.execution import check_device
 

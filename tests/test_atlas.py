@@ -13,9 +13,9 @@ from fewbits.commands import list as listing
 from fewbits.experiments.config_files import names
 from fewbits.kernels.quantizer import Mixture
 from fewbits.models.layer_table import mean_bits, product_rates
-from fewbits.sweeps.planning.expand import expand
 from fewbits.sweeps.planning.plan import plan
 from fewbits.sweeps.planning.studies import ATLAS, load_sweeps
+from fewbits.sweeps.planning.sweep import expand
 
 ROOT = Path(__file__).parents[1]
 

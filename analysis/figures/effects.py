@@ -17,11 +17,18 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fewbits.analysis.engine.claims.schema import load_claims
-from fewbits.analysis.engine.results.arms import AGAIN, ArmTable, Group, arm_table
 from fewbits.analysis.engine.results.data import Data, Differences, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
-from fewbits.analysis.engine.results.places import not_planned, sweep_places, trial_ids
+from fewbits.analysis.engine.results.places import (
+    AGAIN,
+    ArmTable,
+    Group,
+    arm_table,
+    not_planned,
+    sweep_places,
+    trial_ids,
+)
 from fewbits.analysis.engine.statistics import ALPHA, Interval, estimate
 from fewbits.analysis.figures.panels import legend, panels, paper_key, percent, rows_of_labels, rule_key
 from fewbits.analysis.figures.theme import SMALL, theme

@@ -21,11 +21,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.transforms import blended_transform_factory
 
-from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import NoData
 from fewbits.analysis.engine.results.evaluations import whole_model_rows
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.results.places import not_planned, sweep_places
+from fewbits.analysis.engine.results.places import arm_table, not_planned, sweep_places
 from fewbits.analysis.figures.panels import legend, line_key, panels, rows_of_labels
 from fewbits.analysis.figures.theme import SMALL, Array, Style, ink, shades, theme
 from fewbits.analysis.report.items import FigureResult, Picture

@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from matplotlib.figure import Figure
 
-from fewbits.analysis.engine.results.arms import ArmTable, arm_table
 from fewbits.analysis.engine.results.data import NoData
 from fewbits.analysis.engine.results.evaluations import letters, scores_over_training
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
-from fewbits.analysis.engine.results.places import not_planned
+from fewbits.analysis.engine.results.places import ArmTable, arm_table, not_planned
 from fewbits.analysis.figures import series
 from fewbits.analysis.figures.curves import Line, Panel, PaperMark, curve_figure
 from fewbits.analysis.figures.series import Series

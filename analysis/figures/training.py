@@ -12,11 +12,10 @@ from functools import cached_property
 
 from matplotlib.figure import Figure
 
-from fewbits.analysis.engine.results.arms import AGAIN, BASELINE, ArmTable, arm_table
 from fewbits.analysis.engine.results.data import NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
-from fewbits.analysis.engine.results.places import not_planned, sweep_places
+from fewbits.analysis.engine.results.places import AGAIN, BASELINE, ArmTable, arm_table, not_planned, sweep_places
 from fewbits.analysis.figures import series
 from fewbits.analysis.figures.curves import Line, Panel, PaperMark, Rule, curve_figure
 from fewbits.analysis.figures.series import METRICS, Metric, Series

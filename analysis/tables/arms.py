@@ -8,9 +8,16 @@ from dataclasses import dataclass, field
 from fewbits.analysis.engine.claims.hooks import load_hooks
 from fewbits.analysis.engine.claims.judging import resolve
 from fewbits.analysis.engine.claims.pairs import LATE
-from fewbits.analysis.engine.results.arms import BASELINE, ArmTable, arm_table
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.results.places import Where, family_places, not_planned, trial_ids
+from fewbits.analysis.engine.results.places import (
+    BASELINE,
+    ArmTable,
+    Where,
+    arm_table,
+    family_places,
+    not_planned,
+    trial_ids,
+)
 from fewbits.analysis.report.items import Table, TableCell, TableResult, TableRow
 from fewbits.analysis.tables.cells import BLANK, PERCENT, cell, change, own_numbers
 

@@ -19,13 +19,12 @@ from statistics import fmean
 
 from fewbits.analysis.engine.claims.pairs import Numbers, built_in, data_of
 from fewbits.analysis.engine.claims.schema import Comparison, Part
-from fewbits.analysis.engine.results.arms import BASELINE, arm_table
 from fewbits.analysis.engine.results.data import Data, Differences, NoData, NotPlanned
 from fewbits.analysis.engine.results.evaluations import best_of_recent, paper_tasks, scores_over_training
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.pairing import Metric, sample
 from fewbits.analysis.engine.results.paper import Row, Table, paper
-from fewbits.analysis.engine.results.places import ANYWHERE, Where, not_planned, scope_of
+from fewbits.analysis.engine.results.places import ANYWHERE, BASELINE, Where, arm_table, not_planned, scope_of
 from fewbits.analysis.report.items import OutOfReach, Setting, TableCell, TableResult, TableRow, Value
 from fewbits.experiments.evaluation.tasks import Task
 

@@ -22,11 +22,10 @@ from fewbits.experiments.distributed.memory import MARGIN, complaint, estimate
 from fewbits.experiments.trial import Trial
 from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.cost import Speeds, disk, parameters_of, remaining, slots_of, tokens_of, work_of
-from fewbits.sweeps.planning.expand import spell
 from fewbits.sweeps.planning.plan import Member, Plan, Planned, cache_at, check_repeats, corpus_of, fresh_tokens, plan
 from fewbits.sweeps.planning.store import HALF_DONE, TrialStatus, counted, trial_statuses, unfinished
 from fewbits.sweeps.planning.studies import load_sweeps
-from fewbits.sweeps.planning.sweep import SEED
+from fewbits.sweeps.planning.sweep import SEED, spell
 
 DOCUMENTS = 10_000_000  # the least number of documents of a collection that the printed command prepares
 SPARE = 0.1  # the share of tokens to prepare in addition, since the published numbers of tokens are estimates

@@ -20,11 +20,9 @@ from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.identity import ParentPoint, identity
 from fewbits.experiments.setup import check, check_data, corpus_model
 from fewbits.experiments.storage import run_folder
-from fewbits.experiments.storage.branches import check_start, find_parent, spelled_data
-from fewbits.experiments.storage.run_folder import RunFolder
+from fewbits.experiments.storage.run_folder import RunFolder, check_start, find_parent, spelled_data
 from fewbits.experiments.trial import Branch, Runtime, Trial
-from fewbits.sweeps.planning.expand import Cell, expand, sweep_of
-from fewbits.sweeps.planning.sweep import Resources, Sweep
+from fewbits.sweeps.planning.sweep import Cell, Resources, Sweep, expand, sweep_of
 
 Place = tuple[str, tuple[tuple[str, str], ...]]  # (sweep's name, sorted pairs (`arm`, axis or `seed`; value))
 

@@ -26,10 +26,9 @@ from fewbits.experiments.config_files import SEARCH_PATH
 from fewbits.experiments.environment import commit
 from fewbits.experiments.storage.run_folder import HASH, RunFolder
 from fewbits.experiments.trial import Branch, Runtime, Trial
-from fewbits.sweeps.planning.expand import Cell
 from fewbits.sweeps.planning.plan import Member, Plan, Planned, plan
 from fewbits.sweeps.planning.studies import load_sweeps
-from fewbits.sweeps.planning.sweep import Resources, Sweep
+from fewbits.sweeps.planning.sweep import Cell, Resources, Sweep
 from fewbits.version import __version__
 
 FOLDER = "plans"

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from fewbits import cli
-from fewbits.sweeps.planning.expand import cells_of_jobs, fixed_keys
+from fewbits.sweeps.planning.sweep import cells_of_jobs, fixed_keys
 from tests.experiments.trial_inputs import MOR
 from tests.sweeps.sweep_inputs import tiny
 

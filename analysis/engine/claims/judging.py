@@ -27,11 +27,10 @@ from fewbits.analysis.engine.claims.schema import (
 )
 from fewbits.analysis.engine.claims.tests import judge, judge_exact
 from fewbits.analysis.engine.claims.verdicts import Evidence, conclude
-from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import Differences, Exact, Measured
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import STUDIES, Paper, Size, paper
-from fewbits.analysis.engine.results.places import PROBE, PROBES
+from fewbits.analysis.engine.results.places import PROBE, PROBES, arm_table
 from fewbits.analysis.engine.results.rows import place_name
 from fewbits.analysis.engine.statistics import estimate
 from fewbits.common.from_dict import one_of

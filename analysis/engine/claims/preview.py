@@ -19,10 +19,9 @@ from fewbits.analysis.engine.claims.judging import measured, printed_effect, res
 from fewbits.analysis.engine.claims.pairs import again_noise
 from fewbits.analysis.engine.claims.schema import BOUNDED, DIRECTIONS, Claim, Comparison, comparisons, load_claims
 from fewbits.analysis.engine.claims.verdicts import MIN_SEEDS
-from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import Differences
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.results.places import pairs_of, scope_of
+from fewbits.analysis.engine.results.places import arm_table, pairs_of, scope_of
 from fewbits.analysis.engine.statistics import ALPHA, estimate
 from fewbits.common.wording import plural
 

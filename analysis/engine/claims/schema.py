@@ -24,8 +24,8 @@ from typing import Any
 
 import yaml
 
-from fewbits.analysis.engine.results.arms import ArmTable
 from fewbits.analysis.engine.results.paper import STUDIES, distinct, named
+from fewbits.analysis.engine.results.places import ArmTable
 from fewbits.common.from_dict import from_dict, one_of
 from fewbits.experiments.composition import spelled
 

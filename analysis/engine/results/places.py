@@ -1,4 +1,7 @@
-"""Select places of a plan: those that a figure or table shows, and those in which arms are compared.
+"""Read `studies/STUDY/arms.yaml`, and select places of a plan: those that a figure shows, or that are compared.
+
+arms.yaml has the titles and styles of a study's arms in reports, and families of its sweeps. An arm that is not in it
+is shown by its name in the sweep file.
 
 Arms are compared in the first of the given sweeps that has all of them. If no sweep is given, they are compared in the
 first sweep that has them, or else over all sweeps.
@@ -7,11 +10,130 @@ first sweep that has them, or else over all sweeps.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
 
-from fewbits.analysis.engine.results.arms import ArmTable
+import yaml
+
 from fewbits.analysis.engine.results.data import NotPlanned
 from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.paper import STUDIES, distinct
+from fewbits.common.from_dict import from_dict, one_of
+
+FILE = "arms.yaml"
+BASELINE = "bf16"  # the name of the default baseline
+AGAIN = "bf16-again"  # the arm of A/A comparisons: like bf16, but its sums are rounded in another order
+
+
+@dataclass(frozen=True)
+class Arm:
+    """The names and the style of an arm in reports, and its baseline."""
+
+    name: str  # the name in the sweep file
+    title: str  # the name in tables
+    label: str = ""  # the short name in figures and comparisons; if empty, the title
+    style: int | None = None  # the index in the figures' list of line styles; None: each figure chooses a free style
+    baseline: str = BASELINE  # the arm that this one is compared with; "" if it is not compared
+
+    @property
+    def short(self) -> str:
+        """The label, or the title if there is no label."""
+        return self.label or self.title
+
+
+@dataclass(frozen=True)
+class Group:
+    """A sweep in the report's figure of effects, which shows the effect of each arm of the sweep on the loss."""
+
+    sweep: str
+    prefix: str = ""  # text before the arms' labels
+    where: dict[str, str] = field(default_factory=dict)  # axis → value: only trials with these axis values appear
+
+
+@dataclass(frozen=True)
+class ArmTable:
+    """The content of arms.yaml.
+
+    A family is a list of sweeps of one model whose arms start from the same trunks. An arm that is in several sweeps of
+    a family counts as one arm. A sweep that is in no family is a family by itself.
+    """
+
+    study: str
+    arms: tuple[Arm, ...] = ()
+    groups: tuple[Group, ...] = ()
+    families: dict[str, tuple[str, ...]] = field(default_factory=dict)  # family → its sweeps
+    lists: dict[str, tuple[str, ...]] = field(default_factory=dict)  # name → the arms of a table or figure of the study
+    trunks: dict[str, str] = field(default_factory=dict)  # arms that other arms branch from → their labels
+    places: dict[str, dict[str, str]] = field(default_factory=dict)  # short name → a combination of axis values
+    # The id of a table in the paper → the pattern of its columns' ids. The pattern has `{arm}` and may have `{place}`
+    # (a key of `places`). A table whose pattern has no `{place}` shows only the first combination in `places`.
+    columns: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = [arm.name for arm in self.arms]
+        distinct(f"{self.study}, arms", names)
+        for name, listed in self.lists.items():
+            for arm_name in listed:
+                one_of(f"{self.study}, lists, {name}", arm_name, names)
+        for arm in self.arms:
+            if arm.baseline not in (BASELINE, ""):
+                one_of(f"{self.study}, arm {arm.name}: baseline", arm.baseline, names)
+
+    def arm(self, name: str) -> Arm:
+        """Return the arm with this name; if the table lacks it, an arm whose title is its name."""
+        return next((arm for arm in self.arms if arm.name == name), Arm(name, name))
+
+    def title(self, name: str) -> str:
+        return self.arm(name).title
+
+    def label(self, name: str) -> str:
+        return self.arm(name).short
+
+    def prefix(self, sweep: str) -> str:
+        """Return the text before the labels of the sweep's arms in the figure of effects, or "" if there is none."""
+        return next((group.prefix for group in self.groups if group.sweep == sweep and not group.where), "")
+
+    def family(self, sweep: str) -> tuple[str, ...]:
+        """Return all sweeps of the family that this sweep is in, including this sweep."""
+        return next((sweeps for sweeps in self.families.values() if sweep in sweeps), (sweep,))
+
+    def column(self, table: str, arm: str, place: str = "") -> str:
+        """Return the id of the column of the paper's table `table` (an id) that shows this arm at this place.
+
+        place: the short name of axis values (a key of `places`), or "" if they have none. Return "" if the table shows
+        only other axis values. It is not checked that the table has a column with this id.
+        """
+        pattern = self.columns.get(table, "{arm}")
+        if "{place}" not in pattern and place not in ("", *list(self.places)[:1]):
+            return ""
+        return pattern.format(arm=arm, place=place)
+
+    def of_column(self, table: str, column: str) -> tuple[str, dict[str, str]]:
+        """Return (name of the arm, {axis: value}) for the column with this id in the paper's table with this id."""
+        for arm, (place, where) in product(self.arms, (self.places or {"": {}}).items()):
+            if self.column(table, arm.name, place) == column:
+                return arm.name, where
+        raise ValueError(f"{self.study}, {table}: no arm in {FILE} belongs to the paper's column {column}; add one")
+
+    def place(self, where: dict[str, str]) -> str:
+        """Return the short name of these axis values (axis → value), a key of `places`; "" if they have none."""
+        return next((name for name, axes in self.places.items() if axes == where), "")
+
+
+@cache
+def arm_table(study: str) -> ArmTable:
+    """Return the table of a study's arms; it is empty if the study has no arms.yaml. Invalid files raise ValueError."""
+    path = STUDIES / study / FILE
+    if not path.is_file():
+        return ArmTable(study)
+    try:
+        return from_dict(ArmTable, {"study": study, **yaml.safe_load(path.read_text("utf-8"))})
+    except ValueError as error:
+        raise ValueError(f"{study}/{FILE}: {error}") from None
+
+
+# ------------------------------------------------------------------------------------------------ places
 
 Where = Mapping[str, str]  # axis → selected value
 ANYWHERE: Where = {}  # no restriction to axis values

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from fewbits.analysis.engine.results.arms import BASELINE
 from fewbits.analysis.engine.results.data import NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import Column, paper
-from fewbits.analysis.engine.results.places import sweep_places, trial_ids
+from fewbits.analysis.engine.results.places import BASELINE, sweep_places, trial_ids
 from fewbits.analysis.report.items import Ours, Setting, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.report.registry import table
 from fewbits.analysis.studies.gaussws import metrics, metrics_timing, theory

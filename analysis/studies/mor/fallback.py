@@ -10,12 +10,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fewbits.analysis.engine.claims.schema import LOSS
-from fewbits.analysis.engine.results.arms import BASELINE, arm_table
 from fewbits.analysis.engine.results.data import Differences, NoData
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.pairing import paired, sample
 from fewbits.analysis.engine.results.paper import paper
-from fewbits.analysis.engine.results.places import not_planned, sweep_places
+from fewbits.analysis.engine.results.places import BASELINE, arm_table, not_planned, sweep_places
 from fewbits.analysis.engine.statistics import ALPHA, summary
 from fewbits.analysis.figures import series
 from fewbits.analysis.figures.curves import Line, Panel, PaperMark, Rule, curve_figure

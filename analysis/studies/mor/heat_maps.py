@@ -18,10 +18,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results, last_windows
-from fewbits.analysis.engine.results.places import Where, not_planned, sweep_places
+from fewbits.analysis.engine.results.places import Where, arm_table, not_planned, sweep_places
 from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure, histogram_row
 from fewbits.analysis.figures.theme import SMALL, theme
 from fewbits.analysis.report.items import FigureResult, Picture

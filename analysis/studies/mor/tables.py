@@ -14,10 +14,9 @@ from itertools import product
 import pandas as pd
 
 from fewbits.analysis.engine.claims.schema import LOSS
-from fewbits.analysis.engine.results.arms import BASELINE, arm_table
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
-from fewbits.analysis.engine.results.places import Where, not_planned, trial_ids
+from fewbits.analysis.engine.results.places import BASELINE, Where, arm_table, not_planned, trial_ids
 from fewbits.analysis.report.items import Setting, Table, TableCell, TableResult, TableRow
 from fewbits.analysis.report.registry import table
 from fewbits.analysis.studies.mor import tensors

@@ -13,11 +13,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
-from fewbits.analysis.engine.results.places import family_places, not_planned, sweep_places
+from fewbits.analysis.engine.results.places import arm_table, family_places, not_planned, sweep_places
 from fewbits.analysis.engine.statistics import ALPHA, summary
 from fewbits.analysis.figures.curves import ROW, Line, Panel, Rule, curve_figure
 from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure

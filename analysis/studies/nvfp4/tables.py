@@ -11,10 +11,9 @@ from functools import cache, partial
 
 import torch
 
-from fewbits.analysis.engine.results.arms import BASELINE, arm_table
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
-from fewbits.analysis.engine.results.places import family_places, not_planned, trial_ids
+from fewbits.analysis.engine.results.places import BASELINE, arm_table, family_places, not_planned, trial_ids
 from fewbits.analysis.report.items import Setting, TableCell, TableResult, TableRow
 from fewbits.analysis.report.registry import table
 from fewbits.analysis.tables.cells import STAND_INS, LossColumn, loss_table

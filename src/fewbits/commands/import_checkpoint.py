@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(argv)
 
     from fewbits.experiments.imports import MODEL, import_run
-    from fewbits.experiments.storage.branches import spelled_data
+    from fewbits.experiments.storage.run_folder import spelled_data
     from fewbits.models.networks.presets import MODELS
     from fewbits.models.networks.registry import parameters
 

@@ -39,9 +39,9 @@ from fewbits.experiments.config_files import (
     with_globs,
 )
 from fewbits.sweeps.cluster.access import is_dashboard
-from fewbits.sweeps.planning.expand import cells_of_jobs, fixed_keys, sweep_of
 from fewbits.sweeps.planning.plan import Plan, joined, plan_cells
 from fewbits.sweeps.planning.stored_plans import MULTIRUN, UnusablePlan, load_plan, multirun_name, runs_named
+from fewbits.sweeps.planning.sweep import cells_of_jobs, fixed_keys, sweep_of
 from fewbits.sweeps.running.driver import Backend, Driver
 from fewbits.sweeps.running.run_sweep import STOPPED, Where, conclude, run_trials, store_plan
 from fewbits.sweeps.tracking.mirror import Mirror

@@ -47,9 +47,9 @@ def main(argv: Sequence[str]) -> int:
 
     from fewbits.experiments.config_files import with_config_dir
     from fewbits.experiments.storage.run_folder import find_run, opened
-    from fewbits.sweeps.planning.expand import spell
     from fewbits.sweeps.planning.store import counted, trial_statuses
     from fewbits.sweeps.planning.stored_plans import find_plan, load_plan, stored_plans
+    from fewbits.sweeps.planning.sweep import spell
     from fewbits.sweeps.running.progress import log, rows_of, watch
 
     (name, *others), for_run = options.overrides, options.follow or options.lines

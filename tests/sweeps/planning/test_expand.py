@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewbits.sweeps.planning.expand import Cell, expand
-from fewbits.sweeps.planning.sweep import Arm, Sweep
+from fewbits.sweeps.planning.sweep import Arm, Cell, Sweep, expand
 
 
 def places(cells: list[Cell]) -> list[str]:

@@ -16,9 +16,9 @@ from fewbits.experiments.distributed.memory import fits
 from fewbits.experiments.optimization.schedules import factor
 from fewbits.experiments.trial import Trial
 from fewbits.models.recipe import Recipe
-from fewbits.sweeps.planning.expand import Cell, expand
 from fewbits.sweeps.planning.plan import Plan, check_repeats, plan
 from fewbits.sweeps.planning.studies import STUDIES, load_sweeps
+from fewbits.sweeps.planning.sweep import Cell, expand
 
 # ------------------------------------------------------------------------------------------------ all scales
 
