@@ -6,14 +6,12 @@ The exported folder has configuration, weights and tokenizer, and Hugging Face's
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fewbits.common.atomic import folder_atomically
 from fewbits.experiments import devices
@@ -28,13 +26,12 @@ from fewbits.experiments.trial import ROUNDING, Runtime, Trial
 from fewbits.kernels.packed import Packed
 from fewbits.models.importing.gguf import write_gguf
 from fewbits.models.importing.packed_tensors import file_metadata, packed_weight, to_packed
-from fewbits.models.importing.safetensors_files import INDEX, SINGLE
+from fewbits.models.importing.safetensors_files import SINGLE
 from fewbits.models.networks.decoder import Decoder
 from fewbits.models.networks.huggingface import to_huggingface
 from fewbits.models.quantize import Quantization, quantize
 
 HUGGINGFACE, GGUF = "huggingface", "gguf"
-SHARD = 5_000_000_000  # bytes of tensors in a file, as transformers writes them
 
 
 @dataclass(frozen=True)
@@ -123,12 +120,12 @@ class FinishedRun:
         return {name: weight for name, weight in packed.items() if weight is not None}
 
 
-def export_run(run: FinishedRun, folder: Path, format_: str = HUGGINGFACE, shard: int = SHARD) -> list[str]:
+def export_run(run: FinishedRun, folder: Path, format_: str = HUGGINGFACE) -> list[str]:
     """Write a run's model to `folder`, which must not exist; return messages on what the folder does not contain.
 
     Raise ValueError if transformers has no model that computes the same function, or the format cannot store the
     recipe's weights. format_: `huggingface` for the master weights in FP32, or one of packed_tensors.FORMATS for the
-    weights as the forward product reads them, or `gguf`. shard: the most bytes of tensors in a file.
+    weights as the forward product reads them, or `gguf`.
     """
     trial, sampler = run.trial, run.trial.recipe.sampler
     if sampler.kind != "none" and sampler.in_evaluation:
@@ -161,32 +158,11 @@ def export_run(run: FinishedRun, folder: Path, format_: str = HUGGINGFACE, shard
             _write_json(partial / "config.json", config)
             tokens = {key: value for key, value in config.items() if key.endswith("_token_id")}
             _write_json(partial / "generation_config.json", tokens)
-            _write_shards(partial, weights, shard, file_metadata(format_, weights, config["dtype"]))
+            metadata = file_metadata(format_, weights, config["dtype"])
+            checkpoints.write_tensors(partial / SINGLE, weights, metadata)
         if tokenizer is not None:
             _write_tokenizer(partial, tokenizer, trial.model.context)
     return lines
-
-
-def _write_shards(folder: Path, weights: Mapping[str, Tensor], most: int, metadata: Mapping[str, str]) -> None:
-    """Write model.safetensors or, beyond `most` bytes, several files and the index that names each tensor's file."""
-    shards: list[dict[str, Tensor]] = [{}]
-    size = 0
-    for name, tensor in weights.items():
-        if shards[-1] and size + tensor.nbytes > most:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor
-        size += tensor.nbytes
-    if len(shards) == 1:
-        checkpoints.write_tensors(folder / SINGLE, weights, metadata)
-        return
-    places: dict[str, str] = {}
-    for number, shard in enumerate(shards, start=1):
-        path = folder / f"model-{number:05}-of-{len(shards):05}.safetensors"
-        checkpoints.write_tensors(path, shard, metadata)
-        places |= dict.fromkeys(shard, path.name)
-    total = sum(tensor.nbytes for tensor in weights.values())
-    _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
 
 
 def _write_tokenizer(folder: Path, tokenizer: Tokenizer, length: int) -> None:
