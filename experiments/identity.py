@@ -37,8 +37,7 @@ from typing import Any
 from fewbits.common.terminal import notice
 from fewbits.experiments.environment import process_facts
 from fewbits.experiments.trial import Trial
-from fewbits.models.chain import THEN
-from fewbits.models.hooks import OWN, is_own
+from fewbits.models.hooks import OWN, THEN, is_own
 from fewbits.models.recipe import Recipe
 
 # Paths of settings that change no number of a trial, so the id does not contain them.

@@ -15,8 +15,8 @@ from fewbits.experiments.optimization.schedules import phases
 from fewbits.experiments.storage.results import read_text
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.quantizer import Block
-from fewbits.models.chain import quantizers_of
 from fewbits.models.execution import check_tokens
+from fewbits.models.hooks import quantizers_of
 from fewbits.models.networks.registry import on_meta, with_vocab
 from fewbits.models.observer import Observer
 from fewbits.models.quantize import keep, quantize, rule_of

@@ -25,9 +25,8 @@ from fewbits.experiments.session import Session
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.trial import INITIAL, ROUNDING, UPDATES, Trial
 from fewbits.models.networks.decoder import Decoder
-from fewbits.models.networks.partition import partition_of
+from fewbits.models.networks.partition import fill, partition_of
 from fewbits.models.networks.registry import build, on_meta
-from fewbits.models.networks.sharded import fill
 from fewbits.models.observer import Observer
 from fewbits.models.quantize import Quantization, quantize
 

@@ -41,8 +41,8 @@ from fewbits.experiments.storage.results import decisions
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.trial import DROPOUT, ORDER, Runtime, Trial
 from fewbits.models.networks.decoder import Decoder
+from fewbits.models.networks.partition import whole
 from fewbits.models.networks.registry import flops_per_token
-from fewbits.models.networks.sharded import whole
 
 DONE = "already done"
 

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from fewbits.common.extras import extras
+from fewbits.common.process import extras
 from fewbits.kernels.quantizer import Mixture, Quantizer
 from fewbits.kernels.scaled_products import FORMS, GPUS
-from fewbits.models.chain import Chain, Spec
 from fewbits.models.execution import Executor, describe, form_of_slot, why_emulated
 from fewbits.models.experts import LAYERS
-from fewbits.models.hooks import HookStage
+from fewbits.models.hooks import Chain, HookStage, Spec
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import EMULATE, GEMMS, HIGH, SLOTS, Operands, Recipe, parts
 from fewbits.models.weights import BlockLinear, OtherWeight, weights

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.api import fake_quantize
-from fewbits.models.networks.sharded import fill, is_sharded, local, whole
+from fewbits.models.networks.partition import fill, is_sharded, local, whole
 from fewbits.models.quantize import Quantization
 from fewbits.models.quantized_linear import QuantizedLinear
 

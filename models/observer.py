@@ -41,7 +41,7 @@ from fewbits.kernels.backends.protocol import (
     OBSERVED_AT_ONCE,
     SATURATED,
 )
-from fewbits.models.networks.sharded import whole
+from fewbits.models.networks.partition import whole
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import SLOTS
 

@@ -8,9 +8,8 @@ from torch import Tensor
 from fewbits.kernels.operators import call
 from fewbits.kernels.quantizer import Mixture, Quantizer, with_signs
 from fewbits.kernels.scaled_products import ScaledOperand, encode_operands
-from fewbits.models.chain import THEN, Chain, Stage
 from fewbits.models.delayed import DelayedScales, quantize_for
-from fewbits.models.hooks import HookStage, Rest
+from fewbits.models.hooks import THEN, Chain, HookStage, Rest, Stage
 from fewbits.models.recipe import AXES, SLOTS, Slot
 
 # A slot's name, the kernel's counts (arithmetic.md), and a mixture's choice for each block (None: plain quantizer).

@@ -32,8 +32,8 @@ from fewbits.kernels import ops
 from fewbits.kernels.products import linear, matmul, matmul_fp32
 from fewbits.kernels.replays import capture, step_seed
 from fewbits.kernels.scaled_products import ScaledOperand, scaled_product
-from fewbits.models.chain import THEN, first_quantizer
 from fewbits.models.delayed import DelayedScales
+from fewbits.models.hooks import THEN, first_quantizer
 from fewbits.models.operand_pair import Operand, OperandPair, Seed, Statistics, resolve_spelling
 from fewbits.models.recipe import GEMMS, SLOTS, Operands, Recipe, Sampler
 from fewbits.models.runtime import current_stream, untraced, updates, version

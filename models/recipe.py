@@ -12,8 +12,8 @@ more values are valid:
     same    the quantized values that the tensor's other GEMM already reads; valid only in dgrad.w (which then reads the
             values of fprop.w), in wgrad.dy (the values of dgrad.dy) and in wgrad.x (the values of fprop.x)
 
-A chain `A > B` quantizes by B what A returns, and `same > B` what the tensor's other GEMM reads (chain.py). A chain may
-begin with the name of a registered function (hooks.py).
+A chain `A > B` quantizes by B what A returns, and `same > B` what the tensor's other GEMM reads (hooks.py). A chain may
+begin with the name of a registered function.
 
 `execute` multiplies codes and scales in FP8, MXFP8 or NVFP4 (execution.py). By default every GEMM is emulated: its
 operands are rounded and then multiplied as BF16 values.
@@ -34,9 +34,8 @@ from typing import Any
 
 from fewbits.common.from_dict import from_dict, one_of
 from fewbits.kernels.quantizer import Mixture
-from fewbits.models.chain import SAME, THEN, Chain, Spec, first_quantizer, parse
 from fewbits.models.delayed import Delayed, can_be_delayed
-from fewbits.models.hooks import HookStage
+from fewbits.models.hooks import SAME, THEN, Chain, HookStage, Spec, first_quantizer, parse
 
 PARTS = ("qkv", "out", "up", "down", "in")
 GEMMS = ("fprop", "dgrad", "wgrad")

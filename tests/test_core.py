@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import pytest
 
-from fewbits.common.extras import EXTRAS
+from fewbits.common.process import EXTRAS
 from fewbits.kernels.backends import build, compilation
 from tests.test_project import ROOT, build_wheel
 

@@ -15,7 +15,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from fewbits.analysis.figures.theme import SMALL, WIDTH, ink, theme
 from fewbits.kernels.quantizer import Quantizer
-from fewbits.models.chain import Chain
+from fewbits.models.hooks import Chain
 from fewbits.models.recipe import AXES, FIRST_SLOT, Operands, Recipe
 
 POINTS = 72 * WIDTH  # the width of a drawing in points

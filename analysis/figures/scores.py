@@ -18,7 +18,7 @@ from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.engine.results.places import ArmTable, arm_table, not_planned
 from fewbits.analysis.figures import series
-from fewbits.analysis.figures.curves import Line, Panel, PaperMark, curve_figure
+from fewbits.analysis.figures.panels import Line, Panel, PaperMark, curve_figure
 from fewbits.analysis.figures.series import Series
 from fewbits.analysis.figures.theme import BASELINE, Style
 from fewbits.analysis.figures.training import (

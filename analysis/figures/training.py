@@ -17,7 +17,7 @@ from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.engine.results.places import AGAIN, BASELINE, ArmTable, arm_table, not_planned, sweep_places
 from fewbits.analysis.figures import series
-from fewbits.analysis.figures.curves import Line, Panel, PaperMark, Rule, curve_figure
+from fewbits.analysis.figures.panels import Line, Panel, PaperMark, Rule, curve_figure
 from fewbits.analysis.figures.series import METRICS, Metric, Series
 from fewbits.analysis.figures.theme import BASELINE as BASELINE_STYLE
 from fewbits.analysis.figures.theme import NOISE, QUIET, STYLES, Style

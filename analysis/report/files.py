@@ -24,8 +24,8 @@ from typing import Any
 from fewbits.analysis.engine.results.archive import NAME, archived, read_archive
 from fewbits.analysis.engine.results.paper import STUDIES as STUDY_FOLDERS
 from fewbits.analysis.report.study_report import StudyReport, archived_report, read_study
-from fewbits.analysis.views.claims import tallies
 from fewbits.analysis.views.html import ASKED, PRIVATE, document, page, render
+from fewbits.analysis.views.tables import tallies
 from fewbits.common.atomic import folder_atomically, remove_folder, write_atomically
 from fewbits.sweeps.planning.studies import STUDIES
 

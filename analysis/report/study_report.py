@@ -30,11 +30,10 @@ from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.report.items import FigureResult, Picture, Table, TableResult, why_missing
 from fewbits.analysis.report.registry import Entry, StudyRegistry, declared, study_registry
 from fewbits.analysis.report.top import top_rows, top_screen
-from fewbits.analysis.views import claims
+from fewbits.analysis.views import tables
 from fewbits.analysis.views.html import anchor, link, render
 from fewbits.analysis.views.provenance import Provenance
 from fewbits.analysis.views.shown import Items, ShownFigure, ShownFrame, finding_row, shown_figure, shown_frame
-from fewbits.analysis.views.tables import table_html
 from fewbits.common.from_dict import one_of
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.planning.stored_plans import find_plan, is_location
@@ -118,7 +117,7 @@ class StudyReport:
         html = top_screen(STUDIES[self.study], self.scale, self.size, of, rows, self.verdicts) + self.origin.flags()
         frame = pd.DataFrame([row.record() for row in rows])
         files = {"tables/top.csv": frame.to_csv(index=False)} if rows else {}
-        return shown_frame(frame, "the first screen", html, {"verdicts.json": claims.to_json(self.record()), **files})
+        return shown_frame(frame, "the first screen", html, {"verdicts.json": tables.to_json(self.record()), **files})
 
     def show(self, *names: str) -> Items:
         """Return the tables, figures and claims with these ids, which a notebook shows one below the other."""
@@ -143,7 +142,8 @@ class StudyReport:
         of = paper(self.study)
         printed = of.table(name) if entry and entry.of_paper else None
         source = of.sources[printed.source] if printed and printed.source != "printed" else ""
-        body, frame, file = table_html(result, self._new(result.notes)), result.frame(), f"tables/{anchor(name)}.csv"
+        body, frame = tables.table_html(result, self._new(result.notes)), result.frame()
+        file = f"tables/{anchor(name)}.csv"
         html = self._framed(name, entry, result, source=source, body=body, file=link(file, "CSV"))
         return shown_frame(frame, name, html, {file: frame.to_csv(index=False)})
 
@@ -173,9 +173,9 @@ class StudyReport:
         self.shown |= {verdict.claim.id for verdict in verdicts}
         rows = [finding_row(verdict, finding) for verdict in verdicts for finding in verdict.findings]
         if names:
-            return shown_frame(rows, ", ".join(names), Markup().join(map(claims.card, verdicts)))
+            return shown_frame(rows, ", ".join(names), Markup().join(map(tables.card, verdicts)))
         files = {"tables/claims.csv": pd.DataFrame(rows).to_csv(index=False)}
-        return shown_frame(rows, "claims", claims.cards(verdicts), files)
+        return shown_frame(rows, "claims", tables.cards(verdicts), files)
 
     def rest(self) -> Items:
         """Return the tables and figures of our own that no earlier cell has shown; the page names tables as files."""
@@ -216,7 +216,7 @@ class StudyReport:
             "scale": self.scale,
             "size": self.size,
             "overrides": list(self.overrides),
-            "counts": claims.counts(self.verdicts),
+            "counts": tables.counts(self.verdicts),
             "families": FAMILIES,
             "flags": list(self.results.flags),
             "mixed": self.origin.mixed,

@@ -21,9 +21,9 @@ from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.figures.effects import Estimate, draw_effects
 from fewbits.analysis.figures.theme import draw_figure, in_both_themes, svg
 from fewbits.analysis.report.items import FigureResult
-from fewbits.analysis.views.claims import badge, counts, tallies, view
 from fewbits.analysis.views.html import effect, published, render, size
 from fewbits.analysis.views.shown import data_uri, numbers_of
+from fewbits.analysis.views.tables import badge, counts, tallies, view
 from fewbits.common.wording import enumeration
 from fewbits.sweeps.planning.studies import Study
 

@@ -33,7 +33,7 @@ from fewbits.analysis.engine.statistics import (
     extra_tokens,
     relative_slope,
 )
-from fewbits.analysis.figures.curves import Line, Panel, curve_figure
+from fewbits.analysis.figures.panels import Line, Panel, curve_figure
 from fewbits.analysis.figures.theme import BASELINE, STYLES, draw_figure, in_both_themes, svg
 from fewbits.analysis.report.items import FigureResult
 from fewbits.analysis.views.html import document

@@ -105,8 +105,8 @@ class Runs:
         full.
         """
         from fewbits.analysis.engine.claims.judging import judge_file
-        from fewbits.analysis.views.claims import card
         from fewbits.analysis.views.shown import finding_row, shown_frame
+        from fewbits.analysis.views.tables import card
 
         verdicts = judge_file(Path(claims).expanduser(), self._of_sweep, self.overrides)
         rows = [finding_row(verdict, finding) for verdict in verdicts.values() for finding in verdict.findings]

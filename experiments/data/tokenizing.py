@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from fewbits.common.extras import extras
+from fewbits.common.process import extras
 from fewbits.experiments.data.folder import Meta, TokenFolder, Tokens, smallest_dtype, write_folder
 from fewbits.models.importing.sources import source_path
 

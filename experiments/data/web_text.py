@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fewbits.common.atomic import checked_json, write_json
-from fewbits.common.extras import extras
+from fewbits.common.process import extras
 from fewbits.experiments.data.folder import FILES, smallest_dtype, write_meta
 from fewbits.experiments.data.tokenizing import Tokenizer, joined, make_meta, text_size
 

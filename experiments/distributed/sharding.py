@@ -35,7 +35,7 @@ from fewbits.experiments.storage import checkpoints
 from fewbits.models.learned_widths import sampled_layers
 from fewbits.models.networks.decoder import Decoder, DecoderConfig
 from fewbits.models.networks.initialise import initialise_block, initialise_outside_blocks, initialise_positions
-from fewbits.models.networks.sharded import is_sharded, local
+from fewbits.models.networks.partition import is_sharded, local
 from fewbits.models.quantize import Quantization
 from fewbits.models.quantized_linear import QuantizedLinear
 

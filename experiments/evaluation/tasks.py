@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fewbits.common.extras import extras
-from fewbits.common.process import environment
+from fewbits.common.process import environment, extras
 from fewbits.experiments.data.tokenizing import Tokenizer
 from fewbits.experiments.evaluation.loss import Model, check_count
 

@@ -27,8 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fewbits.models.networks.partition import Partition
-from fewbits.models.networks.sharded import is_sharded, local, local_rows, whole
+from fewbits.models.networks.partition import Partition, is_sharded, local, local_rows, whole
 from fewbits.models.runtime import UntracedOptimizer
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fewbits.models.networks.sharded import is_sharded, local, local_rows, whole
+from fewbits.models.networks.partition import is_sharded, local, local_rows, whole
 from fewbits.models.runtime import UntracedOptimizer
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315  # a, b, c of Keller Jordan's Muon

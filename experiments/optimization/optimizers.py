@@ -29,8 +29,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from fewbits.common.from_dict import one_of
 from fewbits.experiments.optimization.adam_mini import AdamMini
 from fewbits.experiments.optimization.muon import SCALES, AdamW, Muon
-from fewbits.models.networks.partition import Partition
-from fewbits.models.networks.sharded import copy_like, is_sharded, local
+from fewbits.models.networks.partition import Partition, copy_like, is_sharded, local
 
 BITS = "bit_scale"
 RECURRENCE = ("A_log", "D", "dt_bias")  # Mamba-2's parameters that count as vectors, whatever their shape

@@ -38,7 +38,7 @@ from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.trial import ORDER, ROUNDING, Trial
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.kernels.seeds import derive_seed
-from fewbits.models.chain import Spec, first_quantizer
+from fewbits.models.hooks import Spec, first_quantizer
 from fewbits.models.networks.decoder import Decoder
 from fewbits.models.networks.partition import partition_of
 from fewbits.models.networks.registry import on_meta

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewbits.common.extras import extras
+from fewbits.common.process import extras
 from fewbits.kernels.packed import Packed
 from fewbits.kernels.packing import unpack
 from fewbits.models.importing.layouts import Fields, Layout, Published

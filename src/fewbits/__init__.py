@@ -7,7 +7,7 @@ import torch. Code inside the packages does not use this module; it imports from
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from fewbits.common.extras import extras
+from fewbits.common.process import extras
 from fewbits.version import __version__ as __version__
 
 if TYPE_CHECKING:

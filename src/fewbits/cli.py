@@ -18,7 +18,7 @@ from importlib import import_module
 from itertools import takewhile
 from typing import NamedTuple
 
-from fewbits.common.extras import extras
+from fewbits.common.process import extras
 from fewbits.common.terminal import notice
 from fewbits.version import __version__
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from fewbits.common.extras import extras
+from fewbits.common.process import extras
 from fewbits.common.terminal import notice
 
 

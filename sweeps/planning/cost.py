@@ -17,7 +17,7 @@ from fewbits.common.atomic import read_json, write_json
 from fewbits.common.wording import clock
 from fewbits.experiments.devices import PEAK
 from fewbits.experiments.trial import Trial
-from fewbits.models.chain import quantizers_of
+from fewbits.models.hooks import quantizers_of
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import build, flops_per_token, parameters
 from fewbits.models.recipe import Recipe

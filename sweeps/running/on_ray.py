@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fewbits.common.extras import extras
+from fewbits.common.process import extras
 from fewbits.common.wording import plural
 from fewbits.sweeps.cluster.access import check_reachable
 from fewbits.sweeps.planning.plan import Planned

@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from fewbits.common.atomic import create_once, read_json
-from fewbits.common.extras import extras
+from fewbits.common.process import extras
 from fewbits.common.process import locked as flocked
 from fewbits.common.store_folder import network_kind_of
 from fewbits.common.wording import redacted

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fewbits.experiments.config import load_recipe, quantize
 from fewbits.experiments.devices import World
-from fewbits.models.networks.sharded import whole
+from fewbits.models.networks.partition import whole
 from fewbits.models.quantize import Quantization
 from tests.experiments.distributed.ranks import on_ranks
 from tests.models.test_transformers import loss_of, made, tokens

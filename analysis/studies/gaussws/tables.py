@@ -10,8 +10,7 @@ from fewbits.analysis.report.items import Ours, Setting, TableCell, TableResult,
 from fewbits.analysis.report.registry import table
 from fewbits.analysis.studies.gaussws import metrics, metrics_timing, theory
 from fewbits.analysis.studies.gaussws.metrics import OURS, bits_decay
-from fewbits.analysis.tables.cells import PERCENT, cell, compare
-from fewbits.analysis.tables.settings import Describe, SettingsColumn, settings_table
+from fewbits.analysis.tables.cells import PERCENT, Describe, SettingsColumn, cell, compare, settings_table
 from fewbits.analysis.views.html import number
 from fewbits.sweeps.planning.cost import tokens_of
 

@@ -17,7 +17,7 @@ from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.engine.results.places import BASELINE, arm_table, not_planned, sweep_places
 from fewbits.analysis.engine.statistics import ALPHA, summary
 from fewbits.analysis.figures import series
-from fewbits.analysis.figures.curves import Line, Panel, PaperMark, Rule, curve_figure
+from fewbits.analysis.figures.panels import Line, Panel, PaperMark, Rule, curve_figure
 from fewbits.analysis.figures.series import band_of, means_of
 from fewbits.analysis.figures.theme import QUIET, STYLES, Style
 from fewbits.analysis.report.items import FigureResult, Picture

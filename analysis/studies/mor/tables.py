@@ -21,8 +21,16 @@ from fewbits.analysis.report.items import Setting, Table, TableCell, TableResult
 from fewbits.analysis.report.registry import table
 from fewbits.analysis.studies.mor import tensors
 from fewbits.analysis.studies.mor.tensors import FC1, FC2, ONE, OUT, QKV, TWO
-from fewbits.analysis.tables.cells import BLANK, PERCENT, change, paper_losses, share
-from fewbits.analysis.tables.settings import UNSTATED, SettingsColumn, settings_table
+from fewbits.analysis.tables.cells import (
+    BLANK,
+    PERCENT,
+    UNSTATED,
+    SettingsColumn,
+    change,
+    paper_losses,
+    settings_table,
+    share,
+)
 from fewbits.common.wording import plural
 
 ARMS = arm_table("mor")

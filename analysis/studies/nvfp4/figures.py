@@ -18,8 +18,8 @@ from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.engine.results.places import arm_table, family_places, not_planned, sweep_places
 from fewbits.analysis.engine.statistics import ALPHA, summary
-from fewbits.analysis.figures.curves import ROW, Line, Panel, Rule, curve_figure
 from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure
+from fewbits.analysis.figures.panels import ROW, Line, Panel, Rule, curve_figure
 from fewbits.analysis.figures.series import band_of, means_of
 from fewbits.analysis.figures.theme import BASELINE, STYLES, Style
 from fewbits.analysis.figures.training import (

@@ -13,9 +13,18 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from fewbits.analysis.engine.results.data import NoData
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.places import not_planned
-from fewbits.analysis.figures.curves import Line, Panel, Rule, draw_panel, keys
 from fewbits.analysis.figures.drawing import draw_flow
-from fewbits.analysis.figures.panels import legend, line_key, panels, rows_of_labels
+from fewbits.analysis.figures.panels import (
+    Line,
+    Panel,
+    Rule,
+    draw_panel,
+    keys,
+    legend,
+    line_key,
+    panels,
+    rows_of_labels,
+)
 from fewbits.analysis.figures.theme import NOISE, QUIET, STYLES, Array, Style
 from fewbits.analysis.report.items import FigureResult, Picture, Setting, TableCell, TableResult, TableRow
 from fewbits.analysis.report.registry import figure, table

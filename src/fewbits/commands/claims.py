@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
     from fewbits.analysis.engine.claims.judging import sweep_command
     from fewbits.analysis.report.study_report import read_study
-    from fewbits.analysis.views.claims import counts
+    from fewbits.analysis.views.tables import counts
     from fewbits.experiments.config_files import with_config_dir
 
     overrides = with_config_dir(in_store(options.overrides, options.runs), options.config_dir)
@@ -82,7 +82,7 @@ def _rows(verdict: Verdict, brief: bool) -> Iterator[tuple[str, ...]]:
     brief: yield only the first row of a claim that is not run.
     """
     from fewbits.analysis.engine.claims.findings import Outcome
-    from fewbits.analysis.views.claims import view
+    from fewbits.analysis.views.tables import view
 
     views = [view(one) for one in verdict.findings]
     numbers = [(one.effect, one.bounds, one.repeats, one.tokens, one.margin) for one in views]

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fewbits.common.arguments import CommandParser, positive, warn_in_lines
-from fewbits.common.extras import MissingExtra
-from fewbits.common.process import handled
+from fewbits.common.process import MissingExtra, handled
 from fewbits.common.wording import plural, redacted
 
 EXAMPLES = """\

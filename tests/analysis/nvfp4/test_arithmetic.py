@@ -7,7 +7,7 @@ import pytest
 from torch import Tensor
 
 from fewbits.analysis.studies.nvfp4 import exact as arithmetic
-from fewbits.analysis.studies.nvfp4 import exact_weights as weights_read
+from fewbits.analysis.studies.nvfp4 import metrics as weights_read
 from fewbits.analysis.studies.nvfp4.exact import MXFP4, NVFP4, Bias
 from fewbits.kernels.api import fake_quantize
 from fewbits.models.operand_pair import OperandPair

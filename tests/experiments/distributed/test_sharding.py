@@ -22,8 +22,8 @@ from fewbits.experiments.session import with_data
 from fewbits.experiments.state import set_up
 from fewbits.experiments.trial import ORDER, Trial
 from fewbits.kernels.seeds import derive_seed
+from fewbits.models.networks.partition import local, whole
 from fewbits.models.networks.registry import parameters
-from fewbits.models.networks.sharded import local, whole
 from tests.effort import DEEP
 from tests.experiments.distributed.ranks import on_ranks
 from tests.experiments.trial_inputs import MOR, overrides
