@@ -1,6 +1,6 @@
 """Test that the kernels give the golden digests that `make numerics` records."""
 
-from fewbits.experiments.numerics import running
+from fewbits.experiments.identity import running
 from tests import record_numerics as tool
 from tests.effort import DEEP
 from tests.golden import digests

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fewbits.experiments import numerics
-from fewbits.experiments.numerics import (
+from fewbits.experiments import identity as numerics
+from fewbits.experiments.identity import (
     ROOT,
     changed,
     cpp_digest,
@@ -142,7 +142,7 @@ PYTHON = [file for file in running() if file.endswith(".py")]
 @pytest.mark.parametrize("version", ["python3.12", "python3.13", "python3.14"])
 def test_other_versions_of_python_find_the_same_digest(version: str) -> None:
     program = shutil.which(version)
-    script = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\nfrom fewbits.experiments.numerics import *\n"
+    script = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\nfrom fewbits.experiments.identity import *\n"
     script += f"print(*[python_digest(open(file, 'rb').read()) for file in {[str(ROOT / file) for file in PYTHON]}])"
     # Version managers may provide a program for a version that is not installed; it only prints an error.
     if program is None or subprocess.run([program, "-c", ""], capture_output=True).returncode:

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fewbits.models.chain import parse
-from fewbits.models.costs import bits_per_element
-from fewbits.models.layer_table import layer_table
+from fewbits.models.hooks import parse
+from fewbits.models.layer_table import bits_per_element, layer_table
 from fewbits.models.networks.registry import on_meta
 from fewbits.models.quantize import quantize
 from fewbits.models.recipe import SLOTS, Recipe

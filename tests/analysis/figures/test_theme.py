@@ -9,8 +9,8 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from fewbits.analysis.figures.curves import Line, Panel, PaperMark, curve_figure
 from fewbits.analysis.figures.heat_map import HeatMap, heat_map_figure, histogram_row
+from fewbits.analysis.figures.panels import Line, Panel, PaperMark, curve_figure
 from fewbits.analysis.figures.theme import (
     LOOK,
     STYLES,

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fewbits import cli
-from fewbits.experiments.bench import peers as bench_peers
+from fewbits.experiments.bench import kernels as bench_peers
 from fewbits.experiments.bench.kernel_cases import CASES, Case
 from fewbits.experiments.bench.measure import TouchedMemory
 from fewbits.kernels.packed import Packed

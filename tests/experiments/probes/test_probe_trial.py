@@ -11,7 +11,7 @@ from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.load import load
 from fewbits.experiments.probes.bench import UpdateEffect
-from fewbits.experiments.probes.tables import WHOLE, summarize
+from fewbits.experiments.probes.errors import WHOLE, summarize
 from fewbits.experiments.session import Events, Progress, find_folder
 from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
 from fewbits.experiments.training import run
