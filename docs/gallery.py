@@ -19,7 +19,7 @@ from typing import Any
 
 from fewbits.analysis.engine.claims.findings import Finding, Outcome, Status, Verdict
 from fewbits.analysis.engine.claims.schema import load_claims
-from fewbits.analysis.views.claims import view
+from fewbits.analysis.views.tables import view
 from fewbits.common.atomic import write_atomically
 from fewbits.common.from_dict import from_dict
 from fewbits.experiments.environment import commit
