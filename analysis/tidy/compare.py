@@ -148,7 +148,7 @@ def _tables(path: Path) -> Iterator[tuple[str, pd.DataFrame]]:
     ]
     if not of_wandb:
         yield str(path.with_suffix("")), table
-    step = next((name for name in table if name.lower() in STEPS), table.columns[0])
+    step = next((name for name in map(str, table) if name.lower() in STEPS), table.columns[0])
     for run in dict.fromkeys(one["run"] for one in of_wandb):
         yield (
             run,
