@@ -76,8 +76,9 @@ def replicated(trial: Trial, corpus: Corpus, world: World) -> tuple[dict[str, Te
             inputs, targets = corpus.batch("train", first, t.micro_batch, t.length, order)
             state.quantization.begin(step, micro, rank=world.rank, progress=step / t.steps)
             with contextlib.nullcontext() if micro == accumulation - 1 else loss_of.no_sync():
-                loss, penalty = loss_of(inputs, targets), state.quantization.penalty()
-                ((loss if penalty is None else loss + penalty) / accumulation).backward()
+                loss = loss_of(inputs, targets) / accumulation
+                penalty = state.quantization.penalty() if micro == 0 else None  # once for each update
+                (loss if penalty is None else loss + penalty).backward()
         grads = [parameter.grad for parameter in state.model.parameters() if parameter.grad is not None]
         norm = torch.stack([grad.double().norm() ** 2 for grad in grads]).sum().sqrt().float()
         norms.append(norm.item())
