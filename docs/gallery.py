@@ -51,8 +51,8 @@ This page has a table for each study, with the verdict of each claim at each sca
 [studies](../measured/studies.md) has the commits of the runs. The number below a verdict is the effect, with its 90 %
 interval, of the claim's comparison that has the weakest support (among those with an interval);
 [read a verdict](../howto/verdict.md) explains both. Statements are today's; a page has the statements,
-tests, controls and seeds of its commit. On some pages controls were weaker than now: those of M3, M17 and M19 on
-`cpu-full` of MoR, that of N22 on `cpu-full` of NVFP4, and those of G9 and G12 on `cpu` and `cpu-full` of GaussWS.
+tests, controls and seeds of its commit. On some pages controls were weaker than now: that of N22 on `cpu-full` of
+NVFP4, and those of G9 and G12 on `cpu` and `cpu-full` of GaussWS.
 `docs/gallery.py` writes this file.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -322,16 +323,21 @@ def scale_words(results: Results, trials: Iterable[str], size: Size | None) -> s
         ratio = size.parameters / parameters[-1]
         words += f", 1/{float(f'{ratio:.2g}'):,.0f} of the paper's" if ratio >= 1.5 else ", as many as the paper's"
     if trained:
-        longest = max(trained, key=lambda one: (_is_quantized(one), tokens_of(one.trial)))
-        training, data = longest.trial.training, longest.trial.data
-        unit = "bytes" if data.tokenizer == "bytes" and data.kind in ("python", "torch", "text") else "tokens"
-        verb, batch = "quantized" if _is_quantized(longest) else "trained", training.batch * training.length
-        words += f"; {verb} for {training.steps:,} steps of {batch:,} {unit}"
+        trunks = {one.parent for one in every}
+        quantized = [one for one in trained if _is_quantized(one) and one.id not in trunks]
+        lengths = Counter(_length(one) for one in quantized or trained)
+        words += f"; {'quantized' if quantized else 'trained'} for {lengths.most_common(1)[0][0]}"
     else:
         words += "; probes of a checkpoint, nothing is trained"
     ids = {one.id for one in trained or every}
     seeds = len({member.cell.seed for member in results.members if member.id in ids})
     return f"{words}; {SEEDS[seeds] if seeds < len(SEEDS) else plural(seeds, 'seed')}"
+
+
+def _length(planned: Planned) -> str:
+    training, data = planned.trial.training, planned.trial.data
+    unit = "bytes" if data.tokenizer == "bytes" and data.kind in ("python", "torch", "text") else "tokens"
+    return f"{training.steps:,} steps of {training.batch * training.length:,} {unit}"
 
 
 def _is_quantized(planned: Planned) -> bool:

@@ -149,7 +149,10 @@ def _decide(evidence: Evidence, findings: tuple[Finding, ...]) -> Verdict:
         return verdict(Outcome.REPRODUCED, reason + named)
     if holding:
         headings = "; ".join(part.heading for part in holding)
-        return verdict(Outcome.MIXED, f"holds: {headings}. Does not: {_reasons(failing)}{named}")
+        opposed = [part for part in failing if part.status is Status.OPPOSED]
+        rest = [part for part in failing if part.status is Status.UNDECIDED]
+        each = [f"{words}: {_reasons(parts)}" for words, parts in (("Does not", opposed), ("Undecided", rest)) if parts]
+        return verdict(Outcome.MIXED, f"holds: {headings}. {'. '.join(each)}{named}")
     opposed = any(part.status is Status.OPPOSED for part in primary)
     return verdict(Outcome.NOT_REPRODUCED if opposed else Outcome.CANNOT_TELL, _reasons(failing) + named)
 
