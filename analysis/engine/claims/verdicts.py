@@ -153,8 +153,8 @@ def _decide(evidence: Evidence, findings: tuple[Finding, ...]) -> Verdict:
         rest = [part for part in failing if part.status is Status.UNDECIDED]
         each = [f"{words}: {_reasons(parts)}" for words, parts in (("Does not", opposed), ("Undecided", rest)) if parts]
         return verdict(Outcome.MIXED, f"holds: {headings}. {'. '.join(each)}{named}")
-    opposed = any(part.status is Status.OPPOSED for part in primary)
-    return verdict(Outcome.NOT_REPRODUCED if opposed else Outcome.CANNOT_TELL, _reasons(failing) + named)
+    contrary = any(part.status is Status.OPPOSED for part in primary)
+    return verdict(Outcome.NOT_REPRODUCED if contrary else Outcome.CANNOT_TELL, _reasons(failing) + named)
 
 
 def _controlled(verdict: Verdict, evidence: Evidence) -> Verdict:
