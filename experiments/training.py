@@ -254,9 +254,9 @@ def evaluate_last(state: State, session: Session) -> dict[str, float]:
     """Evaluate the final weights document by document; rank 0 writes evaluation.parquet.
 
     Return mean losses by name, for each split: `SPLIT_loss_unquantized`, with unquantized operands. If the recipe has a
-    sampler, also two losses with the weights that get noise in training cast: `SPLIT_loss_cast`, to the formats of
-    their learned bit widths, and `SPLIT_loss_narrow`, to the narrowest format of GaussWS's Table C.1. The loss with the
-    recipe's operands is omitted, because `evaluate` returns it.
+    sampler, also losses with the weights that get noise in training cast: `SPLIT_loss_cast`, to the formats of their
+    learned bit widths, and `SPLIT_loss_cast3` to `…5`, to formats of 3 to 5 bits. The loss with the recipe's operands
+    is omitted, because `evaluate` returns it.
     """
     trial, corpus, t = session.trial, session.corpus, session.trial.training
     begin_evaluation(state, trial)

@@ -7,13 +7,14 @@ it. So compare only losses of the same batch size.
 
 The confidence interval of a claim has to cover other text as well as other seeds, and the tokens of one document are
 not independent. So the last weights are evaluated document by document, and reports cluster losses by document. This is
-done twice, or four times if layers are sampled:
+done twice, or six times if layers are sampled:
 
 * `loss`: with the recipe's own operands;
 * `loss_unquantized`: with all operands in the compute dtype (BF16 as a rule), which separates the effect of the
   recipe on training from its effect on the evaluation itself;
 * `loss_cast`: sampled layers with weights cast to the formats of their learned bit widths (GaussWS, Table C.1);
-* `loss_narrow`: sampled layers with all weights cast to the narrowest format of Table C.1.
+* `loss_cast3`, `loss_cast4`, `loss_cast5`: sampled layers with weights cast to Table C.1's formats of 3, 4 and 5 bits
+  (1, 2 and 3 mantissa bits).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.trial import Trial
-from fewbits.models.learned_widths import NARROWEST, sampled_layers, weights_cast
+from fewbits.models.learned_widths import sampled_layers, weights_cast
 from fewbits.models.quantize import Quantization, unquantized
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 LOSS = "loss"
 COLUMNS = ("text", "document", "tokens")
+WIDTHS = (3, 4, 5)  # bit widths to which all sampled weights are cast, a dose response
 
 
 class Model(Protocol):
@@ -171,7 +173,7 @@ def means(frame: pd.DataFrame) -> dict[str, float]:
 
 
 def loss_count(quantization: Quantization) -> int:
-    """Return the number of losses that `evaluate_documents` computes for each window: 2, or 4 with sampled layers."""
+    """Return the number of losses that `evaluate_documents` computes for each window: 2, or 6 with sampled layers."""
     return sum(1 for _ in _evaluation_modes(quantization))
 
 
@@ -185,7 +187,8 @@ def _evaluation_modes(quantization: Quantization) -> Iterator[tuple[str, Abstrac
     yield f"{LOSS}_unquantized", unquantized(quantization)
     if any(sampled_layers(quantization)):
         yield f"{LOSS}_cast", weights_cast(quantization)
-        yield f"{LOSS}_narrow", weights_cast(quantization, NARROWEST)
+        for width in WIDTHS:
+            yield f"{LOSS}_cast{width}", weights_cast(quantization, width)
 
 
 # ------------------------------------------------------------------------------------------------ texts

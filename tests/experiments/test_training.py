@@ -132,7 +132,7 @@ def test_tables_and_result_say_what_happened(cache: Path, tmp_path: Path) -> Non
     assert metrics["loss"].iloc[-1] < metrics["loss"].iloc[0]
     assert metrics["loss"].iloc[0] == pytest.approx(math.log(256), abs=0.5)
     last = metrics.iloc[-1].to_dict()
-    splits, formats = ("validation", "ood"), ("cast", "narrow", "unquantized")
+    splits, formats = ("validation", "ood"), ("cast", "cast3", "cast4", "cast5", "unquantized")
     otherwise = {f"{split}_loss_{name}": last[f"{split}_loss"] for split in splits for name in formats}
     assert {name: result[name] for name in otherwise} == pytest.approx(otherwise, abs=0.01)
     assert result["decisions"].keys() == {"e4m3", "bf16"}

@@ -22,6 +22,7 @@ from fewbits.analysis.engine.results.pairing import Between, Metric, arm_rows, l
 from fewbits.analysis.engine.results.places import ANYWHERE, Scope, Where, not_planned, pairs_of, scope_of
 from fewbits.analysis.engine.results.rows import Row, why_not_compared
 from fewbits.analysis.engine.statistics import Error, pseudo_values, relative_slope
+from fewbits.experiments.evaluation.loss import WIDTHS
 from fewbits.sweeps.planning.store import OVER, State
 
 LATE = "@late"  # METRIC@late is the mean of METRIC over the last tenth of the steps
@@ -30,7 +31,9 @@ TASKS = "tasks."  # the start of the names of downstream scores, for example tas
 QUESTIONS = 1000.0  # degrees of freedom of a score's standard error
 AGAIN = "-again"  # the arm ARM-again is like ARM, but its sums are rounded in another order
 # The losses that are also stored for each document: metric → column in evaluation.parquet.
-BY_DOCUMENT = {LOSS: "loss"} | {f"{LOSS}_{form}": f"loss_{form}" for form in ("unquantized", "cast", "narrow")}
+BY_DOCUMENT = {LOSS: "loss"} | {
+    f"{LOSS}_{form}": f"loss_{form}" for form in ("unquantized", "cast", *(f"cast{w}" for w in WIDTHS))
+}
 
 
 @dataclass(frozen=True)

@@ -187,6 +187,7 @@ def _draw_layers(axes: Axes, rows: pd.DataFrame) -> None:
 
 LOSS = "validation_loss"
 CAST = {"GPT-2": "gpt2", "Llama 2": "llama2"}  # the families whose weights are cast after training
+WIDE = "gaussws-12"  # the arm whose widths start at 12 bits
 NEAR_NINE = 8.5  # bits; if the widths of no square exceed this, nothing could fail a claim about 9 bits
 
 
@@ -290,7 +291,8 @@ def _rate(results: Results, sweep: str, arm: str) -> float | None:
 def narrow(results: Results) -> Mapping[str, Measured]:
     """Return the difference of GPT-2's and Llama 2's mean bit widths, and the shares of widths up to 9 bits.
 
-    GPT-2 is that with λ = 0, as Llama 2, if the scale has it. The shares have no value if no width comes near 9 bits.
+    GPT-2 is that with λ = 0, as Llama 2, if the scale has it. The shares are of the arms whose widths start at 12 bits,
+    if the scale has them; they have no value if widths start lower and none comes near 9 bits.
     """
     ends = finals(results)
     widths = {str(trial): float(mean) for trial, mean in ends["mean"].items()}
@@ -304,26 +306,36 @@ def narrow(results: Results) -> Mapping[str, Measured]:
 
 
 def _up_to_nine(results: Results, family: str, ends: pd.DataFrame) -> Measured:
-    found = scope_of(results, (OURS,), (family,))
+    arm = WIDE if WIDE in {m.cell.arm for m in results.members} else OURS
+    found = scope_of(results, (arm,), (family,))
     if found is None:
         return not_planned(results)
-    trials = [m.id for m in found.results.members if m.cell.arm == OURS and m.id in ends.index]
+    trials = [m.id for m in found.results.members if m.cell.arm == arm and m.id in ends.index]
     if not trials:
         return NoData("no learned widths")
     greatest = ends["highest"][trials].max()
-    if greatest < NEAR_NINE:
+    if arm == OURS and greatest < NEAR_NINE:
         return CannotFail(f"no width came near 9 bits (the greatest: {greatest:.2f})")
     return Differences(tuple(map(float, ends[9][trials])), trials=tuple(trials), observed=True)
 
 
-def _cast(results: Results, form: str, keys: Mapping[str, str]) -> Mapping[str, Measured]:
-    """Return the relative changes of the loss by a cast of the weights. keys: key → family of models."""
-    arms = {key: f"{family}/{OURS} {LOSS}" for key, family in keys.items()}
-    return {key: _ratio(results, [f"{arm}_{form}"], [f"{arm}_unquantized"]) for key, arm in arms.items()}
+def _cast(results: Results, key: str, form: str, beside: str = "unquantized") -> Mapping[str, Measured]:
+    """Return the relative changes of the loss from weights in one form to weights in another one, for each family."""
+    arms = {f"{key}, {name}": f"{family}/{OURS} {LOSS}" for name, family in CAST.items()}
+    return {name: _ratio(results, [f"{arm}_{form}"], [f"{arm}_{beside}"]) for name, arm in arms.items()}
 
 
-# Casts to the formats of the learned widths, and to three bits.
-_LEARNED = {f"learned widths, {name}": family for name, family in CAST.items()}
-measure("gaussws", "G19")(partial(_cast, form="cast", keys=_LEARNED))
-measure("gaussws", "narrow-costs")(partial(_cast, form="narrow", keys={"three bits, GPT-2": "gpt2"}))
-measure("gaussws", "narrow-costs-llama2")(partial(_cast, form="narrow", keys={"three bits, Llama 2": "llama2"}))
+measure("gaussws", "G19")(partial(_cast, key="learned widths", form="cast"))
+
+
+def _doses(results: Results) -> Mapping[str, Measured]:
+    """Return what casts of all weights to three bits cost, and how much more they cost than casts to more bits."""
+    return {
+        **_cast(results, "three bits", "cast3"),
+        **_cast(results, "three bits above four", "cast3", beside="cast4"),
+        **_cast(results, "four bits above five", "cast4", beside="cast5"),
+    }
+
+
+for _name in ("narrow-costs", "narrow-costs-llama2"):
+    measure("gaussws", _name)(_doses)

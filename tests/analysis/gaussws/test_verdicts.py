@@ -37,6 +37,21 @@ def test_widths_that_stay_below_nine_bits_cannot_fail_a_claim_about_nine(six: Pl
     assert [part.status for part in found.findings] == [Status.SUPPORTED, Status.VACUOUS, Status.VACUOUS]
 
 
+@pytest.mark.parametrize(("to_nine", "status"), [(1.0, Status.SUPPORTED), (0.95, Status.OPPOSED)])
+def test_widths_that_start_at_twelve_bits_decide_about_nine(
+    tmp_path_factory: pytest.TempPathFactory, to_nine: float, status: Status
+) -> None:
+    where = tmp_path_factory.mktemp("from-12"), shared_cache(tmp_path_factory)
+    plan = planned("gaussws", *where, "scale=cpu-full", "seeds=[0,1,2,3,4,5]", "seeds_of={}")
+    found = judge_study("gaussws", results(plan, replace(TRUE, to_nine=to_nine)))["G15"]
+    assert [part.status for part in found.findings[1:]] == [status, status]
+
+
+def test_a_cast_to_fewer_bits_that_costs_no_more_leaves_g19_undecided(six: Plan) -> None:
+    world = replace(TRUE, doses=(0.05, 0.05, 0.05))
+    assert judge_study("gaussws", results(six, world))["G19"].outcome is Outcome.CANNOT_TELL
+
+
 def test_where_the_opposite_holds_claims_are_not_reproduced(six: Plan) -> None:
     opposite = {
         "gpt2/gaussws": 0.02,

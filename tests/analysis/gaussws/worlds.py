@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from fewbits.experiments.evaluation.loss import WIDTHS
 from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.registry import on_meta
 from fewbits.models.observer import TIERS
@@ -31,7 +32,7 @@ class World(worlds.World):
     to_nine: float = 1.0  # the share of parameters with at most nine bits
     wobble: float = 1e-3  # the size of the noise over seeds of bit widths, and of `to_nine` if it is below 1
     cast: float = 0.001  # relative increase of the loss if weights are cast to their learned formats
-    narrow: float = 0.05  # relative increase of the loss if weights are cast to three bits
+    doses: tuple[float, float, float] = (0.05, 0.01, 0.002)  # the same for casts to three, four and five bits
 
     def numerics(self, of: Plan, member: Member) -> list[dict[str, Any]]:
         """Return the bit widths of each layer at half of the steps and at the end; [] for arms without a sampler."""
@@ -52,11 +53,11 @@ class World(worlds.World):
         return rows
 
     def further(self, of: Plan, member: Member, unquantized: float) -> dict[str, float]:
-        """Return the losses with weights cast to their learned formats and to three bits; {} without a sampler."""
+        """Return the losses with weights cast to their learned formats and to 3, 4 and 5 bits; {} without a sampler."""
         if of.trials[member.id].trial.recipe.sampler.kind == "none":
             return {}
         chance = 1 + 0.01 * (member.cell.seed % 3)
-        rises = {"cast": self.cast, "narrow": self.narrow}
+        rises = {"cast": self.cast} | {f"cast{width}": rise for width, rise in zip(WIDTHS, self.doses, strict=True)}
         return {f"validation_loss_{name}": unquantized * (1 + rise * chance) for name, rise in rises.items()}
 
 

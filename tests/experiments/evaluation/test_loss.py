@@ -18,6 +18,7 @@ from tests.experiments.evaluation.evaluation_inputs import Bigram, LanguageModel
 from tests.experiments.trial_inputs import train
 
 VOCAB = 7
+CASTS = ("cast", "cast3", "cast4", "cast5")
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def test_documents_add_up_to_the_losses_of_training(evaluated: tuple[pd.DataFram
 
 def test_results_have_the_means_of_the_other_formats(evaluated: tuple[pd.DataFrame, dict[str, float]]) -> None:
     frame, result = evaluated
-    names = {f"{text}_loss_{form}" for text in ("validation", "ood") for form in ("unquantized", "cast", "narrow")}
+    names = {f"{text}_loss_{form}" for text in ("validation", "ood") for form in ("unquantized", *CASTS)}
     assert set(means(frame)) == names
     for name in names:
         assert result[name] == means(frame)[name]
@@ -117,5 +118,5 @@ def test_a_trial_in_bf16_has_one_loss(cache: Path, tmp_path: Path) -> None:
     folder, result = train(cache, tmp_path, "recipe=bf16", "training.steps=2")
     frame = pd.read_parquet(folder.path / "evaluation.parquet")
     assert (frame["loss"] == frame["loss_unquantized"]).all()
-    assert not {"loss_cast", "loss_narrow"}.intersection(frame)
+    assert not {f"loss_{form}" for form in CASTS}.intersection(frame)
     assert result["validation_loss_unquantized"] == pytest.approx(result["validation_loss"], rel=1e-12)
