@@ -267,7 +267,7 @@ class PackedFolder:
 
     def is_packed(self, name: str) -> bool:
         parts = {self.storage.codes, self.storage.scales} - {"weight"}
-        return name.endswith(".weight") and any(f"{name[:-6]}{part}" in self.folder.places for part in parts)
+        return name.endswith(".weight") and any(f"{name[:-6]}{part}" in self.folder.tensors for part in parts)
 
     def shape(self, name: str) -> tuple[int, ...]:
         if not self.is_packed(name):
@@ -280,9 +280,9 @@ class PackedFolder:
             return self.folder.read(name)
         layer, storage = name.removesuffix("weight"), self.storage
         needed = [layer + part for part in (storage.codes, storage.scales, storage.tensor) if part]
-        if missing := [part for part in needed if part not in self.folder.places]:
+        if missing := [part for part in needed if part not in self.folder.tensors]:
             raise ValueError(f"{self.origin} has no tensor {missing[0]}, which the packed weight {name} needs")
-        codes, scales, *tensor = (self.folder.stored(part) for part in needed)
+        codes, scales, *tensor = (self.folder.tensors[part] for part in needed)
         rows, columns = codes.shape
         across = 2 * columns // storage.columns
         blocked = -(-rows // 128) * 512 * -(-across // 4)  # the size of swizzled scales, which torchao itself writes

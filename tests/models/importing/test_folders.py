@@ -140,7 +140,7 @@ BAD: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "tensor of no layer": (lambda f: _weights(f, lambda w: w.update({"model.extra": torch.ones(2)})), ("model.extra",)),
     "wrong shape": (lambda f: _weights(f, lambda w: w.update({Q: w[Q][:8].clone()})), (Q, "8x64", "64x64")),
     "NaN": (lambda f: _weights(f, lambda w: w[Q].fill_(torch.nan)), (Q, "NaN")),
-    "whole numbers": (lambda f: _weights(f, lambda w: w.update({Q: w[Q].to(torch.int8)})), (Q, "I8")),
+    "whole numbers": (lambda f: _weights(f, lambda w: w.update({Q: w[Q].to(torch.int8)})), (Q, "int8")),
     "other architecture": (
         lambda f: _change(f, model_type="mamba"),
         ("mamba", "gpt2, llama, mixtral, nemotron, arcee"),
@@ -161,7 +161,7 @@ BAD: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "absurd layers": (lambda f: _change(f, num_hidden_layers=10**9), ("1000000000 layers", "tensors")),
     "a huge configuration": (lambda f: os.truncate(f / "config.json", 1 << 33), ("config.json", "refused")),
     "a pipe": (_pipe, ("config.json",)),
-    "weights in another folder": (_elsewhere, ("../model.safetensors", "not the name of a file")),
+    "weights in another folder": (_elsewhere, ("../model.safetensors", "not the name of a safetensors file")),
     "no configuration": (lambda f: (f / "config.json").unlink(), ("config.json",)),
     "pickled weights": (
         lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
