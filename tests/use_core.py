@@ -17,7 +17,7 @@ from fewbits import Quantizer, build, decode, encode, fake_quantize, mix, quanti
 from fewbits.cli import main
 from fewbits.experiments.data.tokenizing import bytes_tokenizer
 from fewbits.kernels.backends import build as libraries
-from fewbits.models.networks.huggingface import to_huggingface
+from fewbits.models.importing.families import to_huggingface
 
 os.chdir(sys.argv[1])
 x = torch.linspace(-3, 3, 4096).view(64, 64)

@@ -24,11 +24,11 @@ from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
 from fewbits.experiments.trial import ROUNDING, Runtime, Trial
 from fewbits.kernels.packed import Packed
+from fewbits.models.importing.families import to_huggingface
 from fewbits.models.importing.gguf import write_gguf
 from fewbits.models.importing.packed_tensors import file_metadata, packed_weight, to_packed
 from fewbits.models.importing.safetensors_files import SINGLE
 from fewbits.models.networks.decoder import Decoder
-from fewbits.models.networks.huggingface import to_huggingface
 from fewbits.models.quantize import Quantization, quantize
 
 HUGGINGFACE, GGUF = "huggingface", "gguf"

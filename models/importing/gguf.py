@@ -25,10 +25,10 @@ from torch import Tensor
 from fewbits.common.process import extras
 from fewbits.kernels.packed import Packed
 from fewbits.kernels.packing import unpack
-from fewbits.models.importing.layouts import Fields, Layout, Published
+from fewbits.models.importing.families import FAMILIES, Family, family_of, with_gpt2s_layers
+from fewbits.models.importing.layouts import Fields, Layout, Published, store_state
 from fewbits.models.importing.packed_tensors import by_row
 from fewbits.models.networks.decoder import DecoderConfig
-from fewbits.models.networks.huggingface import halves, to_huggingface
 
 ARCHITECTURE, TOKENS = "general.architecture", "tokenizer.ggml.tokens"
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
@@ -111,34 +111,26 @@ class GgufFile:
         return torch.from_numpy(np.require(values, np.float32, ("C", "W")))
 
 
-@dataclass(frozen=True)
-class _Family:
-    """An architecture of GGUF, such as `llama`, and how to read it."""
-
-    ours: Mapping[str, Any]  # the fields of DecoderConfig that the architecture fixes
-    layout: Layout
-    notes: tuple[str, ...] = ()  # how the loaded model differs from the published one
-
-
 def read_gguf(path: Path, name: str) -> Published:
     """Return the model in a GGUF file, without reading its tensors yet. name: the name to give the model."""
     file = GgufFile.open(path)
     kind = file.metadata.get(ARCHITECTURE)
-    if not isinstance(kind, str) or kind not in _FAMILIES:
-        raise ValueError(f"{path}: {ARCHITECTURE} {kind!r} is not supported; supported are {', '.join(_FAMILIES)}")
-    family = _FAMILIES[kind]
+    if not isinstance(kind, str) or kind not in _LAYOUTS:
+        raise ValueError(f"{path}: {ARCHITECTURE} {kind!r} is not supported; supported are {', '.join(_LAYOUTS)}")
+    family = next(family for family in FAMILIES if family.kind == kind)
     try:
-        config = _config(name, file, kind, family)
+        config = _config(name, file, family)
     except ValueError as error:
         raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     beside = path.with_name("tokenizer.json")
     tokenizer = path if TOKENS in file.metadata else beside if beside.is_file() else None
-    return Published(config, family.layout, file, (path,), tokenizer, family.notes)
+    note = "GPT-2 in GGUF uses the tanh approximation of GELU; fewbits uses the exact GELU, as nanoGPT does"
+    return Published(config, _LAYOUTS[kind], file, (path,), tokenizer, (note,) if kind == "gpt2" else ())
 
 
-def _config(name: str, file: GgufFile, kind: str, family: _Family) -> DecoderConfig:
-    """Return a file's metadata as a DecoderConfig. kind: the architecture, which is the prefix of metadata keys."""
-    prefix = f"{kind}."
+def _config(name: str, file: GgufFile, family: Family) -> DecoderConfig:
+    """Return a file's metadata as a DecoderConfig."""
+    prefix = f"{family.kind}."
     fields = Fields(
         str(file.path),
         {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)},
@@ -151,13 +143,13 @@ def _config(name: str, file: GgufFile, kind: str, family: _Family) -> DecoderCon
     head_dim = fields.whole("attention.key_length", width // max(heads, 1))
     fields.expect("attention.value_length", head_dim, head_dim, because="in fewbits values are as long as keys")
     rope: dict[str, Any] = {}
-    if family.ours.get("positions") != "learned":
+    if family.positions != "learned":
         rotated = fields.whole("rope.dimension_count", head_dim)
         rope = {
             "rope_fraction": rotated / max(head_dim, 1),
             "rope_theta": _shortest(fields.number("rope.freq_base", 10000.0)),
         }
-    eps = "layer_norm_rms_epsilon" if family.ours["norm"] == "rmsnorm" else "layer_norm_epsilon"
+    eps = "layer_norm_rms_epsilon" if family.norm == "rmsnorm" else "layer_norm_epsilon"
     return DecoderConfig(
         name=name,
         vocab=file.shape(_EMBEDDING)[0],
@@ -190,35 +182,24 @@ def write_gguf(path: Path, config: DecoderConfig, state: Mapping[str, Tensor], p
     with extras():
         from gguf import GGMLQuantizationType, GGUFWriter
 
-    content, _ = to_huggingface(config, state)
-    kind = content["model_type"]
-    if kind not in _FAMILIES:
+    kind = family_of(config).kind
+    if kind not in _LAYOUTS:
         raise ValueError(f"model {config.name} cannot be exported: GGUF's {kind} is not supported")
-    family, writer = _FAMILIES[kind], GGUFWriter(path, kind)
+    layout, writer = _LAYOUTS[kind], GGUFWriter(path, kind)
     for key, value in _metadata(config, kind).items():
         (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(key, value)
     writer.add_tokenizer_model("no_vocab")
-    tensors = dict(state)
-    if config.tied:
-        tensors.pop("head.weight", None)
+    blocks = {name: _blocks(name, weight) for name, weight in packed.items()}
+    tensors = {name: blocks[name][0] if name in blocks else value.float() for name, value in state.items()}
     if kind == "gpt2":  # whose layers all have biases in llama.cpp
-        named = [name for name in tensors if name.startswith(("blocks.", "norm.")) and name.endswith(".weight")]
-        tensors = {name.replace(".weight", ".bias"): torch.zeros(len(tensors[name])) for name in named} | tensors
-    for name, value in tensors.items():
-        sources = family.layout.sources(name)
-        heads, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        sizes = [len(value)] if len(sources) == 1 else [heads, keys, keys]
-        weight = packed.get(name)
-        blocks, type_ = (value.float(), None) if weight is None else _blocks(name, weight)
-        for source, rows in zip(sources, blocks.split(sizes), strict=True):
-            if family.layout.halves and source.split(".")[-2] in ("attn_q", "attn_k"):
-                rows = halves(config, rows)
-            if family.layout.norm_offset and name.endswith("norm.weight"):
-                rows = rows + family.layout.norm_offset
-            raw = None if type_ is None else GGMLQuantizationType[type_]
-            writer.add_tensor(source, np.ascontiguousarray(rows.cpu().numpy()), raw_dtype=raw)
-            if weight is not None and weight.group_scales is not None:
-                writer.add_tensor(source.removesuffix("weight") + "scale", weight.group_scales.cpu().numpy())
+        tensors = with_gpt2s_layers(config, tensors)
+    types = {source: type_ for name, (_, type_) in blocks.items() for source in layout.sources(name)}
+    scales = {source: packed[name].group_scales for name in packed for source in layout.sources(name)}
+    for source, rows in store_state(config, layout, tensors).items():
+        raw = GGMLQuantizationType[types[source]] if source in types else None
+        writer.add_tensor(source, rows.cpu().numpy(), raw_dtype=raw)
+        if (scale := scales.get(source)) is not None:
+            writer.add_tensor(source.removesuffix("weight") + "scale", scale.cpu().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -266,16 +247,9 @@ def _blocks(name: str, weight: Packed) -> tuple[Tensor, str]:
 
 
 _GPT2_NAMES = {"positions": "position_embd", "attention.qkv": "blk.{}.attn_qkv"}
-_FAMILIES: Final = {
-    "llama": _Family(
-        {"activation": "swiglu", "norm": "rmsnorm", "fused_qkv": False, "init": "llama"},
-        Layout(_NAMES),
-    ),
-    "arcee": _Family({"activation": "relu2", "norm": "rmsnorm"}, Layout(_NAMES)),
-    "nemotron": _Family({"activation": "relu2", "norm": "layernorm1p"}, Layout(_NAMES, halves=True, norm_offset=1.0)),
-    "gpt2": _Family(
-        {"activation": "gelu", "norm": "layernorm", "positions": "learned"},
-        Layout(_NAMES | _GPT2_NAMES),
-        ("GPT-2 in GGUF uses the tanh approximation of GELU; fewbits uses the exact GELU, as nanoGPT does",),
-    ),
+_LAYOUTS: Final = {
+    "llama": Layout(_NAMES),
+    "arcee": Layout(_NAMES),
+    "nemotron": Layout(_NAMES, halves=True, norm_offset=1.0),
+    "gpt2": Layout(_NAMES | _GPT2_NAMES),
 }

@@ -1,8 +1,8 @@
-"""Load the tensors of a published file into a decoder's state_dict, by a `Layout`: a table of names and conventions.
+"""Convert between the tensors of a published file and a decoder's state_dict, by a `Layout`: names and conventions.
 
-Each parameter of the decoder is read from the file, checked (shape, finite values) and converted to the conventions of
-`Decoder`. A tensor of the file that no parameter needs is an error, because the published model uses it and would
-compute something else without it. `Fields` reads the file's configuration.
+On import, each parameter of the decoder is read from the file, checked (shape, finite values) and converted to the
+conventions of `Decoder`. A tensor of the file that no parameter needs is an error, because the published model uses it
+and would compute something else without it. `Fields` reads the file's configuration.
 """
 
 from __future__ import annotations
@@ -101,15 +101,34 @@ def load_state(config: DecoderConfig, layout: Layout, tensors: Tensors) -> dict[
     return state
 
 
-def neighbours(config: DecoderConfig, rows: Tensor) -> Tensor:
-    """Reorder the rows of W_q or W_k, or the entries of their biases, for the RoPE of `Decoder`.
+def store_state(config: DecoderConfig, layout: Layout, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a decoder's state_dict, without learned bit widths, as a file has it: the inverse of `load_state`."""
+    tensors = {}
+    for name, value in state.items():
+        if name.endswith(".bit_scale") or (config.tied and name == "head.weight"):
+            continue
+        sources = layout.sources(name)
+        sizes = [rows for rows, *_ in _shapes(config, value.shape, len(sources))]
+        for source, rows in zip(sources, value.split(sizes), strict=True):
+            if layout.halves and _is_query_or_key(layout, source):
+                rows = _reorder(config, rows, halves=True)
+            if layout.norm_offset and name.endswith("norm.weight"):
+                rows = rows + layout.norm_offset
+            if layout.transposed and name.startswith("blocks.") and rows.ndim == 2:
+                rows = rows.mT
+            tensors[source] = rows.contiguous()
+    return tensors
 
-    In the given order, RoPE rotates the dimensions (i, i + n/2) of each head together, where n is the number of rotated
-    dimensions; in the returned order, it rotates the dimensions (2i, 2i + 1).
+
+def _reorder(config: DecoderConfig, rows: Tensor, *, halves: bool) -> Tensor:
+    """Reorder the rows of W_q or W_k, or the entries of their biases, for another RoPE.
+
+    In `Decoder`, RoPE rotates the dimensions (2i, 2i + 1) of each head together; with `Layout.halves`, it rotates the
+    dimensions (i, i + n/2), where n is the number of rotated dimensions. halves: to that order, instead of from it.
     """
     rotated = int(config.head_dim * config.rope_fraction)
     order = torch.arange(config.head_dim)
-    order[:rotated] = order[:rotated].view(2, -1).T.flatten()
+    order[:rotated] = order[:rotated].view((-1, 2) if halves else (2, -1)).T.flatten()
     return rows.unflatten(0, (-1, config.head_dim))[:, order].flatten(0, 1)
 
 
@@ -175,15 +194,14 @@ def _read(
         value = value.mT
     if layout.norm_offset and name.endswith("norm.weight"):
         value = value - layout.norm_offset
-    kind = source.rpartition(".")[0]
-    if layout.halves and ".attention." in name and _is_query_or_key(layout, kind):
-        value = neighbours(config, value)
+    if layout.halves and _is_query_or_key(layout, source):
+        value = _reorder(config, value, halves=False)
     return value.contiguous()
 
 
 def _is_query_or_key(layout: Layout, source: str) -> bool:
-    patterns = (re.escape(layout.layers[part]).replace(r"\{\}", r"\d+") for part in ("attention.q", "attention.k"))
-    return any(re.fullmatch(pattern, source) for pattern in patterns)
+    parts = (layout.layers[part].replace("{}", r"\d+") for part in ("attention.q", "attention.k"))
+    return any(re.fullmatch(rf"{part}\.\w+", source) for part in parts)
 
 
 def _by(shape: tuple[int, ...]) -> str:

@@ -25,10 +25,10 @@ from fewbits.kernels.packed import Packed, encode
 from fewbits.kernels.packing import swizzle, unpack
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.kernels.reference.elements import values_of
+from fewbits.models.importing.families import Weights, to_huggingface
 from fewbits.models.importing.layouts import Fields
 from fewbits.models.importing.safetensors_files import SafetensorsFolder
 from fewbits.models.networks.decoder import DecoderConfig
-from fewbits.models.networks.huggingface import Weights, to_huggingface
 from fewbits.models.quantized_linear import QuantizedLinear, StepContext
 
 QUANTIZATION = "quantization_config"  # the field of config.json

@@ -196,7 +196,7 @@ def _check_left(
 # Modules
 
 _GGUF = {"nvfp4": (36, 4, NVFP4_ERROR), "mxfp4": (17, 1, MXFP4_ERROR)}  # bytes of a block, of its scales, largest error
-# The storage of packed weights by the last part of the codes' names, with a scale of the whole tensor where there is one.
+# Of the storages whose codes have the same name, the one with a scale of the whole tensor.
 _STORAGES = {storage.codes: storage for storage in reversed(STORAGES.values())}
 
 

@@ -15,11 +15,11 @@ from torch import Tensor
 from fewbits.kernels.formats import TABLE
 from fewbits.kernels.packed import Packed, decode
 from fewbits.kernels.packing import swizzle
+from fewbits.models.importing.families import Weights, to_huggingface
 from fewbits.models.importing.gguf import write_gguf
 from fewbits.models.importing.packed_tensors import FORMATS, file_metadata, packed_weight, to_packed
 from fewbits.models.importing.sources import read_published
 from fewbits.models.networks.decoder import DecoderConfig
-from fewbits.models.networks.huggingface import Weights, to_huggingface
 from fewbits.models.networks.registry import build
 from fewbits.models.quantize import quantize
 from fewbits.models.recipe import Recipe

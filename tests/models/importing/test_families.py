@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fewbits.models.networks.huggingface import family_of, to_huggingface
+from fewbits.models.importing.families import family_of, to_huggingface
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import build
 from tests.messages import naming
