@@ -183,7 +183,7 @@ def to_huggingface(
     return content, {name: value.float() if value.is_floating_point() else value for name, value in weights.items()}
 
 
-def with_gpt2s_layers(config: DecoderConfig, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def with_gpt2s_layers(config: DecoderConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a state_dict with the layers of GPT-2: W_qkv is fused, and all layers but the head have biases."""
     state = dict(state)
     for block in range(0 if config.fused_qkv else config.layers):

@@ -99,7 +99,8 @@ def _like_llama(name: str, fields: Fields, family: Family) -> DecoderConfig:
     width, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     bias = fields.flag("attention_bias", False)
     fields.expect("mlp_bias", False, bias, because="in fewbits all linear layers of blocks have a bias or none has")
-    theta, experts = 10000.0, {}
+    theta = 10000.0
+    experts: dict[str, Any] = {}
     if family.experts:
         fields.expect("sliding_window", None, None)
         theta = 1e6  # Mixtral's default

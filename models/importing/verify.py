@@ -196,8 +196,8 @@ def _check_left(
 # Modules
 
 _GGUF = {"nvfp4": (36, 4, NVFP4_ERROR), "mxfp4": (17, 1, MXFP4_ERROR)}  # bytes of a block, of its scales, largest error
-# Of the storages whose codes have the same name, the one with a scale of the whole tensor.
-_STORAGES = {storage.codes: storage for storage in reversed(STORAGES.values())}
+# By the name of codes. MXFP4 of compressed-tensors has no scale of the whole tensor, and otherwise the names of NVFP4.
+_STORAGES = {storage.codes: storage for storage in STORAGES.values() if storage.tensor}
 
 
 @dataclass(frozen=True)
@@ -217,9 +217,9 @@ def _modules(tensors: Mapping[str, Tensor]) -> dict[str, _Module]:
         module, _, last = name.rpartition(".")
         if last in _STORAGES and codes.dtype == torch.uint8:
             storage = _STORAGES[last]
-            scales = (tensors.get(f"{module}.{part}") for part in (storage.scales, storage.tensor))
+            scale, tensor = (tensors.get(f"{module}.{part}") for part in (storage.scales, storage.tensor))
             inverse, torchao = storage.dialect.layout.tensor == "g", storage is STORAGES["torchao", "nvfp4"]
-            modules[module] = _Module(codes, *scales, inverse, torchao)
+            modules[module] = _Module(codes, scale, tensor, inverse, torchao)
     return modules
 
 
