@@ -6,17 +6,15 @@ import argparse
 import re
 import signal
 import sys
-import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fewbits.commands.sweep import add_where, in_store
 from fewbits.common import terminal
-from fewbits.common.arguments import CommandParser
+from fewbits.common.arguments import CommandParser, warn_in_lines
 from fewbits.common.process import handled
-from fewbits.common.terminal import print_table
+from fewbits.common.terminal import notice, print_table
 from fewbits.common.wording import clock
 
 if TYPE_CHECKING:
@@ -119,24 +117,35 @@ def _train(trial: Trial, runtime: Runtime) -> int:
     from fewbits.experiments.training import run
     from fewbits.sweeps.tracking.mirror import Tracker
 
-    tracker, line, stop = Tracker(runtime), LiveLine(), Stop()
+    tracker, stop = Tracker(runtime), Stop()
 
     class Reporter(Events):
+        validation, part = "", -1  # part: a twentieth of the steps
+
         def saved(self, folder: RunFolder) -> None:
             tracker.saved(folder)
 
         def step(self, progress: Progress) -> None:
             stop.training = True
-            line.show(progress)
+            if progress.evaluated is not None:
+                self.validation = f"  validation {progress.evaluated:.4f}"
+            left = clock(progress.seconds_a_step * (progress.steps - progress.step))
+            text = f"step {progress.step}/{progress.steps}  loss {progress.loss:.4f}{self.validation}"
+            text += f"  {progress.tokens_per_second:,.0f} tokens/s  {left} left"
+            terminal.show(text)
+            before, self.part = self.part, 20 * progress.step // progress.steps
+            if self.part != before and not sys.stderr.isatty():
+                print(text, file=sys.stderr, flush=True)
 
         def stopping(self) -> bool:
             stop.training = True  # on every rank
             return stop.asked
 
         def message(self, text: str) -> None:
-            line.tell(text)
+            terminal.clear()
+            print(text, file=sys.stderr, flush=True)
 
-    warnings.showwarning = lambda message, *_: line.notice(message)
+    warn_in_lines()
     try:
         with handled(stop.interrupt, signal.SIGINT):
             folder, result = run(trial, runtime, Reporter())
@@ -144,20 +153,20 @@ def _train(trial: Trial, runtime: Runtime) -> int:
         reason = str(error)
         if isinstance(error, OSError) and error.strerror:
             reason = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-        line.notice(f"{reason}; the same command resumes from the last checkpoint")
+        notice(f"{reason}; the same command resumes from the last checkpoint")
         return 1
     except (MemoryError, RuntimeError) as error:
         by_class = type(error).__name__ in ("MemoryError", "OutOfMemoryError")
         if not by_class and "can't allocate memory" not in str(error):  # the message of torch on a CPU
             raise
         reason = str(error).strip().partition("\n")[0]
-        line.notice(f"out of memory, reduce training.micro_batch or choose a smaller model: {reason}")
+        notice(f"out of memory, reduce training.micro_batch or choose a smaller model: {reason}")
         return 1
     except KeyboardInterrupt:
-        line.notice("stopped; the same command resumes from the last checkpoint")
+        notice("stopped; the same command resumes from the last checkpoint")
         return 130
     finally:
-        line.end()
+        terminal.clear()
         tracker.close()
     if result:
         from fewbits.experiments.storage.results import with_stored
@@ -247,40 +256,3 @@ def summary(result: dict[str, Any]) -> str:
     if (share := result.get("decisions", {}).get("bf16")) is not None:
         parts.append(f"BF16 in {100 * share:.1f} % of decisions")
     return ", ".join(parts)
-
-
-class LiveLine:
-    """A progress line on stderr: updated in place on a terminal, else a new line after each 5 % of the steps."""
-
-    _shown: object = None  # the part of the steps that the last line has shown
-    _began: tuple[float, int] | None = None
-    _evaluated = ""
-
-    def show(self, progress: Progress) -> None:
-        now, step = time.monotonic(), progress.step
-        since, first = self._began = self._began or (now, step)
-        seconds_per_step = (now - since) / (step - first) if step > first else progress.seconds_a_step
-        if progress.evaluated is not None:
-            self._evaluated = f"  validation {progress.evaluated:.4f}"
-        text = f"step {step}/{progress.steps}  loss {progress.loss:.4f}{self._evaluated}"
-        left = clock(seconds_per_step * (progress.steps - step))
-        text += f"  {progress.tokens_per_second:,.0f} tokens/s  {left} left"
-        shown, self._shown = self._shown, 20 * step // progress.steps
-        if sys.stderr.isatty():
-            terminal.show(text)
-        elif self._shown != shown:
-            print(text, file=sys.stderr, flush=True)
-
-    def notice(self, text: object) -> None:
-        self.end()
-        terminal.notice(text)
-
-    def tell(self, text: str) -> None:
-        self.end()
-        print(text, file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        """End the line that changes, if there is one."""
-        if self._shown is not None and sys.stderr.isatty():
-            print(file=sys.stderr)
-            self._shown = None

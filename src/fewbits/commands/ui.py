@@ -8,13 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 import webbrowser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
 
 from fewbits.common.arguments import CommandParser, positive, warn_in_lines
 from fewbits.common.process import MissingExtra, handled
@@ -87,15 +85,25 @@ def _check_free(port: int) -> None:
 def _serve(base: str, arguments: Sequence[str], uri: str, log: Path, pages: Mapping[str, str]) -> None:
     """Run MLflow's server at the URL `base` until Ctrl-C; print the pages, and open the first one in a browser.
 
-    The URI of the database may contain a password, so it is no argument of the server, which all users could read.
+    The URI of the database may contain a password, so it is no argument of the server, which all users could read, and
+    only the user can read the log.
     """
     environment = {**os.environ, **LIGHT, "MLFLOW_BACKEND_STORE_URI": uri}
-    pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", base.rpartition(":")[2], *arguments]
     # The server has its own process group, so that its children can be ended, too.
-    with log.open("w") as output, subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as server:
-        copying = threading.Thread(target=_copy_redacted, args=(server.stdout, output), daemon=True)
-        copying.start()
+    log.unlink(missing_ok=True)
+    log.touch(0o600)
+    with (
+        log.open("w") as output,
+        subprocess.Popen(
+            command,
+            env=environment,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        ) as server,
+    ):
         try:
             with handled(signal.default_int_handler, signal.SIGINT, signal.SIGTERM):
                 _wait(server, base, log)
@@ -113,21 +121,12 @@ def _serve(base: str, arguments: Sequence[str], uri: str, log: Path, pages: Mapp
                     os.killpg(server.pid, number)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     server.wait(10)
-            copying.join(10)
 
 
 def _has_display() -> bool:
     """Tell whether a user at this machine's display runs the command; without one, a text browser could be opened."""
     display = sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
     return display and sys.stdout.isatty()
-
-
-def _copy_redacted(source: IO[bytes], log: IO[str]) -> None:
-    """Copy the server's output to the log, line by line, without credentials."""
-    for line in source:
-        with contextlib.suppress(OSError):  # a full disk must not end this thread, which would block the server
-            log.write(redacted(line.decode(errors="replace")))
-            log.flush()
 
 
 def _wait(server: subprocess.Popen[bytes], base: str, log: Path) -> None:

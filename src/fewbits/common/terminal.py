@@ -26,6 +26,7 @@ WIDE = 100  # the least width of a terminal, in characters, at which bars and sp
 
 def notice(text: object) -> None:
     """Print the text as one line on stderr, after `fewbits: `, with credentials replaced by `***`."""
+    clear()
     print(f"fewbits: {redacted(' '.join(str(text).split()))}", file=sys.stderr, flush=True)
 
 
