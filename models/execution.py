@@ -62,8 +62,7 @@ class Executor:
 def why_emulated(recipe: Recipe, operands: Operands, layer: BlockLinear | None, on: Executor) -> WhyEmulated:
     """Return for each GEMM why it is emulated, or None if it is executed; an empty dictionary for `execute: emulate`.
 
-    operands: a layer's six operand slots: `recipe.operands`, `recipe.switched` (those after a change during training)
-    or `recipe.kept` (those of the layers that `recipe.keep` selects). layer: None leaves sizes unchecked.
+    operands: a layer's six operand slots. layer: None leaves sizes unchecked.
     """
     if recipe.execute == EMULATE:
         return {}
@@ -73,8 +72,8 @@ def why_emulated(recipe: Recipe, operands: Operands, layer: BlockLinear | None, 
 def check_execution(recipe: Recipe, layers: Iterable[BlockLinear], kept: Collection[str], on: Executor) -> None:
     """Raise ValueError if a recipe that executes products of one kind cannot do so on this device and these layers.
 
-    Every GEMM with a quantized operand must be executable, and there must be one. A layer in `kept`, the names of the
-    layers that the recipe's `keep` selects, has in every slot the quantizer `keep.by` instead of the slot's own.
+    Every GEMM with a quantized operand must be executable, and there must be one. kept: the names of the layers that
+    the recipe's `keep` selects.
     """
     if recipe.execute in (EMULATE, AUTO):
         return

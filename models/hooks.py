@@ -284,9 +284,8 @@ def quest_mxfp4(x: Tensor, rest: Rest) -> Tensor:
 #     same > e2m1:1x16:eden:rht128       quantizes the values that the tensor's other GEMM reads (fprop.x for wgrad.x)
 #     averis > e2m1:1x16:nvfp4           calls a hook, which calls the later stages
 #
-# The blocks of every stage lie along the dimension that the slot's GEMM sums over, except that `same` stands for the
-# values of the other GEMM, whose blocks lie along the sum of that GEMM. If those values are rotated (Hadamard
-# transform), they stay rotated, and the result of the GEMM is rotated back.
+# The blocks of every stage lie along the dimension that the slot's GEMM sums over, except those of `same`. If the
+# values of the other GEMM are rotated (Hadamard transform), they stay so, and the result of the GEMM is rotated back.
 
 THEN = ">"
 SAME = "same"

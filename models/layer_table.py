@@ -34,14 +34,11 @@ def layer_table(model: nn.Module) -> pd.DataFrame:
 
     The matrices of experts, of one parameter or of several layers, have one row together if they are quantized alike.
 
-    Columns: `layer`, the module's name; `matrices`, how many the weight consists of; `block`, the number of the model's
-    block (such as a Transformer layer), from 0; `part` (qkv, out, up, down, in); `out` and `in`, the shape of the
-    weight; `fprop.x` … `wgrad.x`, the slot's quantizer or mixture at the start of training, or `high` (unquantized);
-    `wgrad.output`, the dtype of the weight's gradient before it is added to others; `execute`, which GEMMs are computed
-    from codes and scales, and why the others are not; `sampler`, the kind of noise on the
-    weight; `switch`, what changes during training; `why`, the reason why a weight is in high precision, such as
-    `embedding`; for a layer that the recipe's `keep` selects, the setting that selects it, such as `keep.last=2` (the
-    layer then has the quantizer `keep.by`, by default `high`, in every slot).
+    Columns: `layer`, the module's name; `matrices`, how many the weight consists of; `block`, `part`, `out` and `in`;
+    `fprop.x` … `wgrad.x`, the slot's quantizer or mixture at the start of training, or `high`; `wgrad.output`;
+    `execute`, which GEMMs are computed from codes and scales, and why the others are not; `sampler`, the kind of noise;
+    `switch`, what changes during training; `why` a weight is in high precision, such as `embedding`, or for a layer
+    that the recipe's `keep` selects, the setting that selects it, such as `keep.last=2`.
 
     >>> quantize(model, "nvfp4")
     >>> print(layer_table(model))
@@ -123,10 +120,7 @@ def _quantized(model: nn.Module, weight: BlockLinear | OtherWeight) -> Quantized
 
 
 def kept_by(recipe: Recipe, layer: BlockLinear | QuantizedLinear, blocks: int) -> Iterator[str]:
-    """Yield the settings of the recipe's `keep` that select a layer, such as `keep.last=2`.
-
-    blocks: the number of blocks of the model.
-    """
+    """Yield the settings of the recipe's `keep` that select a layer of a model with this number of blocks."""
     keep = recipe.keep
     if layer.block < keep.first:
         yield f"keep.first={keep.first}"

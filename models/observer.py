@@ -104,10 +104,7 @@ class Observer:
             self.flush()
 
     def record_weight_gradient(self, layer: int, quantized: Tensor, exact: Tensor) -> None:
-        """Record the relative error of a layer's weight gradient, and its cosine similarity with the exact gradient.
-
-        quantized, exact: the gradient from quantized and from unquantized operands.
-        """
+        """Record the error of a weight gradient from quantized operands: its relative norm, and the cosine."""
         q, e = quantized.float(), exact.float()
         norm = torch.linalg.vector_norm(e)
         error = torch.linalg.vector_norm(q - e) / norm

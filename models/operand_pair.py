@@ -25,7 +25,6 @@ class OperandPair:
     A call quantizes the tensor and returns its values for the GEMM of the first slot and for the GEMM of the second.
 
     Arguments of the constructor:
-    names: the names of the two slots.
     executed: the names of the GEMMs that read codes and scales (ScaledOperand) instead of rounded values.
     scales: the state of the slots with delayed scales, and the number there of the layer's first slot; None: their
         scales are current ones.
@@ -89,10 +88,7 @@ class OperandPair:
     ) -> Operand:
         """Return x quantized for only one GEMM: that of the first slot (which=0) or of the second slot (which=1).
 
-        seed: returns the seed of a slot or GEMM by its name. If `statistics` is a list and the operand's counts were
-        computed, append (name of the slot, counts, choices of a mixture or None). watch: also compute the counts of a
-        plain quantizer; those of a mixture are always computed. In a chain, the counts are those of the last stage.
-        first: x quantized for the first slot, if it is known.
+        In a chain, the statistics are those of the last stage. first: x quantized for the first slot, if it is known.
         """
         slot, name = (self.first, self.second)[which], self.names[0 if self.shared else which]
         spec = slot.spec
@@ -115,7 +111,7 @@ class OperandPair:
         statistics: list[Statistics] | None = None,
         watch: bool = False,
     ) -> Tensor:
-        """Return x quantized by the quantizer, mixture or all stages of a slot; the other arguments: `quantize_one`."""
+        """Return x quantized by the quantizer, mixture or all stages of a slot."""
         slot = (self.first, self.second)[which]
         if slot.spec is None:
             return x
@@ -216,10 +212,7 @@ def _round(
 
 
 def _seed_for(spec: Quantizer | Mixture, name: str, seed: Seed) -> int:
-    """Return the seed of a slot's rounding, or 0 if the rounding is not random, which saves deriving a seed.
-
-    spec: the slot's quantizer or mixture. name: the slot's name, for example `fprop.x`.
-    """
+    """Return the seed of a slot's rounding, or 0 if the rounding is not random, which saves deriving a seed."""
     return seed(name) if spec.needs_seed else 0
 
 

@@ -242,10 +242,7 @@ class Quantization(Shared):
         return self.weighted([term for term in terms if term is not None])
 
     def penalty_term(self, layer: QuantizedLinear) -> Tensor | None:
-        """Return the mean of |b_t − target| over a layer's bit widths b_t; None if the layer has no sampler.
-
-        target is the recipe's `sampler.target`.
-        """
+        """Return the mean of |b_t − target| over a layer's bit widths b_t; None if the layer has no sampler."""
         self.penalised |= torch.is_grad_enabled()  # otherwise the caller only looks at it
         bits = layer.bits
         return None if bits is None else (bits - self.recipe.sampler.target).abs().mean()
@@ -352,8 +349,7 @@ def unquantized(quantization: Quantization) -> Iterator[None]:
 def keep(recipe: Recipe, layers: Sequence[BlockLinear], blocks: int) -> frozenset[str]:
     """Return the names of the layers that the recipe's setting `keep` selects, by block number, part or layer name.
 
-    In a selected layer, every slot has the quantizer `keep.by`, by default `high` (unquantized). blocks: the number of
-    blocks of the model.
+    blocks: the number of blocks of the model.
     """
     k = recipe.keep
     if k.first + k.last >= blocks and (k.first or k.last):
@@ -376,11 +372,9 @@ def _plans(
     later: WhyEmulated,
     scales: tuple[DelayedScales, int] | None,
 ) -> tuple[Plan, Plan]:
-    """Return a layer's Plan (its six slots and the GEMMs that are executed) before and after the recipe's switch.
+    """Return a layer's Plans before and after the recipe's switch; if the slots are equal, they are the same object.
 
-    The switch is a change of quantizers during training. before, after: the layer's six slots before and after it. why,
-    later: the results of `why_emulated` for both. scales: as for Plan. If the slots are equal, both Plans are the same
-    object.
+    why, later: the results of `why_emulated` for both.
     """
     first, second = (
         Plan(operands, frozenset(gemm for gemm, reason in each.items() if reason is None), scales)

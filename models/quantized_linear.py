@@ -156,7 +156,7 @@ class Plan:
 class QuantizedLinear(nn.Module):
     """A linear layer with quantized GEMMs and the parameters of the layer that it replaces; `quantized` creates it.
 
-    Its subclasses say where the weight is: `matrix` returns it as out × in.
+    Its subclasses say where the weight is.
     """
 
     weight: nn.Parameter  # as in the layer that was replaced; an expert, whose matrix is part of a parameter, has none
@@ -322,8 +322,8 @@ class QuantizedLinear(nn.Module):
     ) -> tuple[Operand, Operand]:
         """Return dy quantized for dgrad, and dy quantized for wgrad.
 
-        for_x: the gradient of x is needed, so dgrad is computed. for_weight: the gradient of the weight is needed, so
-        wgrad is computed. If only one GEMM is computed, both elements of the result are dy quantized for this GEMM.
+        for_x: dgrad is computed. for_weight: wgrad is computed. If only one of them is, both elements of the result are
+        dy quantized for it.
         """
         owner, pair = self.owner[0], self.plans[context.switched].dy
         owner.last_input = None  # no further layer will read this input, because the forward pass is over
@@ -359,9 +359,8 @@ class QuantizedLinear(nn.Module):
     ) -> tuple[Operand, Operand]:
         """Return w quantized for fprop and w quantized for dgrad, from the cache if w has not changed.
 
-        dtype: the compute dtype, to which w is cast before quantization. sampled: add the sampler's noise. training:
-        record the statistics of w, once for each quantization; False in evaluation, which must not change the
-        statistics of training.
+        training: record the statistics of w, once for each quantization; False in evaluation, which must not change the
+        statistics of training. The other arguments: see `_source`.
         """
         w, draws_signs = self.matrix, self.plans[context.switched].w.draws_signs
         key = (
@@ -384,9 +383,8 @@ class QuantizedLinear(nn.Module):
         """Return w quantized for fprop, without caching it, and None, because w for dgrad is not computed here.
 
         The backward pass quantizes w for dgrad, so that no whole sharded weight is kept between the two passes.
-        dtype: the compute dtype, to which w is cast before quantization. sampled: add the sampler's noise. training:
-        record the statistics of w in the first micro-batch of a step on the first rank or, if the rotation of w has new
-        signs for every GEMM, in every micro-batch; False in evaluation, which must not change statistics of training.
+        training: record the statistics of w in the first micro-batch of a step on the first rank or, if the rotation of
+        w has new signs for every GEMM, in every micro-batch; False in evaluation.
         """
         repeated = context.micro_batch or context.rank
         if not training or (repeated and not self.plans[context.switched].w.draws_signs):
@@ -397,10 +395,7 @@ class QuantizedLinear(nn.Module):
         return w, None
 
     def quantize_weight_for(self, which: int, context: StepContext, dtype: torch.dtype, sampled: bool) -> Operand:
-        """Return w quantized for fprop (which=0) or for dgrad (which=1), without the cache of quantized weights.
-
-        dtype: the compute dtype, to which w is cast before quantization. sampled: add the sampler's noise.
-        """
+        """Return w quantized for fprop (which=0) or for dgrad (which=1), without the cache of quantized weights."""
         pair = self.plans[context.switched].w
         return pair.quantize_one(which, self._source(context, dtype, sampled), self._seeds(context))
 
@@ -416,11 +411,7 @@ class QuantizedLinear(nn.Module):
     def _quantize_weight(
         self, context: StepContext, dtype: torch.dtype, sampled: bool, bits: Tensor | None = None
     ) -> tuple[tuple[Operand, Operand], list[Statistics]]:
-        """Return w quantized for fprop and w quantized for dgrad, as a pair, and the statistics of these quantizations.
-
-        Statistics come from mixtures and, if `Shared.watching` is set, also from plain quantizers. dtype: the compute
-        dtype, to which w is cast before quantization. sampled: add the sampler's noise.
-        """
+        """Return w quantized for fprop and w quantized for dgrad, as a pair, and the statistics of both."""
         statistics: list[Statistics] = []
         source, watch = self._source(context, dtype, sampled, bits), self.owner[0].watching
         return self.plans[context.switched].w(source, self._seeds(context), statistics, watch=watch), statistics
@@ -428,7 +419,7 @@ class QuantizedLinear(nn.Module):
     def _source(self, context: StepContext, dtype: torch.dtype, sampled: bool, bits: Tensor | None = None) -> Tensor:
         """Return the unquantized weight, with the sampler's noise if `sampled`, in the compute dtype.
 
-        bits: the learned bit widths, if they are known.
+        bits: the learned bit widths, if they are known already.
         """
         if not sampled:
             return self.matrix.detach().to(dtype)
@@ -472,7 +463,7 @@ def _empty_conv1d() -> QuantizedLinear:
 def quantized(
     layer: BlockLinear, shared: Shared, index: int, plans: tuple[Plan, Plan], sampler: Sampler | None
 ) -> QuantizedLinear:
-    """Return a quantized layer with the parameters of an nn.Linear or Conv1D (arguments: see QuantizedLinear)."""
+    """Return a quantized layer with the parameters of an nn.Linear or Conv1D."""
     kind = _of_conv1d() if is_conv1d(layer.module) else _OfLinear
     return kind(layer, shared, index, plans, sampler)
 
@@ -495,10 +486,7 @@ def product(gemm: str, a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor 
 
 
 def _parts(operand: Operand | None) -> tuple[tuple[Tensor | None, Tensor | None, Tensor | None], str | None]:
-    """Return an operand as three values that `save_for_backward` accepts, and the form of a ScaledOperand.
-
-    The values are the tensors of a ScaledOperand, else the operand itself (a tensor or None) and None.
-    """
+    """Return an operand as three values that `save_for_backward` accepts, and the form of a ScaledOperand."""
     return (operand[:3], operand.form) if isinstance(operand, ScaledOperand) else ((operand, None, None), None)
 
 
@@ -510,8 +498,7 @@ def _operand(parts: Sequence[Tensor], form: str | None) -> Any:
 class _ThreeGemms(torch.autograd.Function):
     """Multiplies the quantized x and w in the forward pass; computes dgrad and wgrad in the backward pass.
 
-    x_forward, x_backward, w_forward, w_backward: x and w, quantized for the GEMM of the forward and of the backward
-    pass that reads them. w_backward=None: w is quantized again in the backward pass.
+    w_backward=None: w is quantized again in the backward pass.
     """
 
     @staticmethod

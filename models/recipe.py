@@ -170,11 +170,7 @@ class Slot:
     delayed: bool = False
 
     def equals(self, other: Slot) -> bool:
-        """Tell whether both slots round a tensor to the same values.
-
-        This holds if both have the same quantizer, mixture or chain and, unless the axis does not matter
-        (`_transposes`), the same axis.
-        """
+        """Tell whether both slots round a tensor to the same values."""
         same_axis = self.axis == other.axis or self.spec is None or _transposes(self.spec)
         return self.spec == other.spec and self.delayed == other.delayed and same_axis
 
@@ -201,9 +197,7 @@ class Recipe:
     sampler: Sampler = field(default_factory=Sampler)
     switch: Switch = field(default_factory=Switch)
     delayed: Delayed = field(default_factory=Delayed, metadata={"neutral": Delayed()})
-    execute: str = (
-        EMULATE  # how GEMMs of quantized operands are computed: from rounded values, or from codes and scales
-    )
+    execute: str = EMULATE  # whether GEMMs are computed from rounded values, or from codes and scales
 
     def __post_init__(self) -> None:
         one_of("execute", self.execute, EXECUTIONS)
@@ -244,14 +238,14 @@ class Recipe:
 
     @cached_property
     def operands(self) -> Operands:
-        """The six slots of a layer that `keep` does not select, before `switch` changes them.
-
-        A slot with the value `same` is replaced by the slot of the tensor's other GEMM.
-        """
+        """The six slots of a layer that `keep` does not select, before `switch` changes them."""
         return self.operands_by(None)
 
     def operands_by(self, rule: Rule | None) -> Operands:
-        """Return the six slots of a layer to which a rule (None: no rule) applies, before `switch` changes them."""
+        """Return the six slots of a layer to which a rule (None: no rule) applies, before `switch` changes them.
+
+        A slot with the value `same` is replaced by the slot of the tensor's other GEMM.
+        """
         operands: dict[str, Slot] = {}
         for slot, axis in AXES.items():
             gemm, tensor = slot.split(".")
@@ -343,11 +337,7 @@ def _in_every_slot(text: str, key: str) -> dict[str, Slot]:
 
 
 def _check_rotations(operands: dict[str, Slot]) -> dict[str, Slot]:
-    """Return the operands unchanged; raise ValueError if a GEMM's rotations (Hadamard transforms) would not cancel.
-
-    The two operands of a GEMM must have the same rotation, and a rotated operand must have a quantizer of its own, not
-    `same`.
-    """
+    """Return the operands unchanged; raise ValueError if a GEMM's rotations (Hadamard transforms) would not cancel."""
     for gemm in GEMMS:
         slots = {name: slot for name, slot in operands.items() if name.startswith(gemm)}
         first, second = (_rotation(slot.spec) for slot in slots.values())

