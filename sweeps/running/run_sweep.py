@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Protocol
 
 from fewbits.common.arguments import warn_in_lines
 from fewbits.common.process import handled
@@ -28,6 +27,7 @@ from fewbits.sweeps.planning.store import State, counted, trial_statuses, unfini
 from fewbits.sweeps.planning.stored_plans import save_plan
 from fewbits.sweeps.running.driver import Backend, Driver, Stage, Task
 from fewbits.sweeps.running.progress import Display
+from fewbits.sweeps.tracking.mirror import Mirror
 
 SHOWN = 8  # lines of a failed trial's log that the summary prints
 SYNC = 5.0  # seconds between updates of MLflow
@@ -56,23 +56,10 @@ class Where:
         return OnRay(self.address, self.parallel, worker_variables(os.environ, self.variables))
 
 
-class View(Protocol):
-    """A copy of a plan's trials that is updated while they run, such as MLflow's (tracking/mirror.py)."""
-
-    @property
-    def to_server(self) -> bool: ...
-    @property
-    def line(self) -> str:
-        """A line that tells where the trials can be seen."""
-
-    def sync(self, *, last: bool = False) -> bool:
-        """Copy what has changed; return False if something could not be copied. last: compare everything."""
-
-
-def run_sweep(plan: Plan, where: Where, view: View) -> int:
+def run_sweep(plan: Plan, where: Where, mirror: Mirror) -> int:
     """Run those trials of the plan that are not finished, print a summary, and return the exit status."""
-    driver = run_trials(plan, where, view)
-    return conclude(plan, [driver] if driver else [], view)
+    driver = run_trials(plan, where, mirror)
+    return conclude(plan, [driver] if driver else [], mirror)
 
 
 def store_plan(plan: Plan, overrides: Sequence[str]) -> None:
@@ -83,7 +70,7 @@ def store_plan(plan: Plan, overrides: Sequence[str]) -> None:
         raise ValueError(f"{error.filename or 'the store'} cannot be written: {error.strerror}") from error
 
 
-def run_trials(plan: Plan, where: Where, view: View, opened: Callable[[], Backend] | None = None) -> Driver | None:
+def run_trials(plan: Plan, where: Where, mirror: Mirror, opened: Callable[[], Backend] | None = None) -> Driver | None:
     """Run the trials of a plan that have to run, and return the driver when they have ended; None if none has to run.
 
     Warnings that are raised meanwhile are printed as lines of the progress display. opened: returns a backend that is
@@ -107,7 +94,7 @@ def run_trials(plan: Plan, where: Where, view: View, opened: Callable[[], Backen
             chosen = opened() if opened else closing.enter_context(contextlib.closing(where.open()))
             chosen.require(missing)
             driver = Driver(plan, chosen, display)
-            with _interruptible(driver), _updated(view):
+            with _interruptible(driver), _updated(mirror):
                 driver.run()
     speeds = Speeds(plan.store)
     with contextlib.suppress(OSError):  # on a full disk, the speeds are not stored, and later estimates lack them
@@ -117,7 +104,7 @@ def run_trials(plan: Plan, where: Where, view: View, opened: Callable[[], Backen
     return driver
 
 
-def conclude(plan: Plan, drivers: Sequence[Driver], view: View) -> int:
+def conclude(plan: Plan, drivers: Sequence[Driver], mirror: Mirror) -> int:
     """Print the summary of a plan and the links to MLflow, and return the exit status.
 
     drivers: all drivers of this command that have run trials of the plan.
@@ -126,15 +113,15 @@ def conclude(plan: Plan, drivers: Sequence[Driver], view: View) -> int:
     with warnings.catch_warnings():
         warn_in_lines()
         # If no trial ran, `fewbits ui` sends what the store's own database lacks.
-        shown = view.sync(last=True) if drivers or view.to_server else True
+        shown = mirror.sync(last=True) if drivers or mirror.to_server else True
     if status != STOPPED and shown:
-        print(view.line)
+        print(mirror.line)
     return status
 
 
 @contextmanager
-def _updated(view: View) -> Iterator[None]:
-    """Update the view every SYNC seconds while the `with` block runs, in a thread, since MLflow may not answer at once.
+def _updated(mirror: Mirror) -> Iterator[None]:
+    """Update MLflow every SYNC seconds while the `with` block runs, in a thread, since MLflow may not answer at once.
 
     After a slow update, the pause is longer, so that large sweeps leave the processors to their trials. If the block
     ends without an error, wait up to SYNC_WAIT seconds for an update that still runs.
@@ -145,7 +132,7 @@ def _updated(view: View) -> Iterator[None]:
         pause = 0.0
         while not ended.wait(pause):
             began = time.monotonic()
-            view.sync()
+            mirror.sync()
             pause = max(SYNC, 10 * (time.monotonic() - began))
 
     thread = threading.Thread(target=update, daemon=True)

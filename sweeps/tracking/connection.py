@@ -24,9 +24,7 @@ from typing import TYPE_CHECKING
 from fewbits.common.atomic import create_once, read_json
 from fewbits.common.process import extras
 from fewbits.common.process import locked as flocked
-from fewbits.common.store_folder import network_kind_of
 from fewbits.common.wording import redacted
-from fewbits.kernels.backends.build import cache_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -73,26 +71,7 @@ def store_id(runs: Path) -> str:
 
 def tracking_uri(runs: Path) -> str:
     """Return MLFLOW_TRACKING_URI, or if it is not set, the URI of the database of the store `runs`."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{default_database(runs)}"
-
-
-_warned: set[Path] = set()  # databases outside their store that this process has warned about
-
-
-def default_database(runs: Path) -> Path:
-    """Return the path of the SQLite database: in the store, or on a network file system in this user's cache folder."""
-    if (kind := network_kind_of(runs)) is None:
-        return runs.resolve() / DATABASE
-    cache = cache_folder().expanduser().resolve()
-    path = cache / "mlflow" / "stores" / store_id(runs) / DATABASE
-    if path not in _warned:
-        _warned.add(path)
-        text = f"{runs} is on {kind}, where SQLite is unreliable: MLflow's database is at {path}; "
-        text += "set FEWBITS_CACHE to a local folder; " if network_kind_of(cache) is not None else ""
-        text += "to share it, set MLFLOW_TRACKING_URI to a server"
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{runs.resolve() / DATABASE}"
 
 
 def connect(runs: Path, uri: str) -> MlflowClient:

@@ -241,12 +241,10 @@ class Mirror:
 
     @property
     def line(self) -> str:
-        """A line that tells where the trials can be seen, without the password in a server's URI."""
+        """A line that tells where the trials can be seen."""
         names = ", ".join(dict.fromkeys(sweep.study for sweep in self._plan.sweeps))
         if self.to_server:
-            scheme, _, rest = self.uri.partition("://")
-            host, slash, path = rest.partition("/")
-            return redacted(f"MLflow shows {names}: {scheme}://{host.rpartition('@')[2]}{slash}{path}")
+            return redacted(f"MLflow shows {names}: {self.uri}")
         option = "" if os.environ.get("MLFLOW_TRACKING_URI") else runs_option(self._plan.store)
         return f"`fewbits ui{option}` shows in MLflow: {names}"
 

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 KERNELS = """\
 examples:
   fewbits bench kernels --size 4096 --only nvfp4 --json nvfp4.json
-  fewbits bench kernels --generators --help    the noise generators of GaussWS over matrix shapes
-"""
-GENERATORS = """\
-examples:
-  fewbits bench kernels --generators --shapes 2048x512,16384x16384
+  fewbits bench kernels --generators --shapes 2048x512,16384x16384    the noise generators of GaussWS
   fewbits bench kernels --generators --device cuda --store runs
 """
 TRAIN = """\
@@ -48,17 +44,25 @@ SQUARE = 32  # side of the square blocks that share a bit width; sides of matric
 
 
 def kernels(argv: Sequence[str]) -> int:
-    if "--generators" in argv:
-        return generators(argv)
     about = "Time the kernels, a copy of the same tensor and other implementations, in one run."
     parser = CommandParser("fewbits bench kernels", about, KERNELS)
     parser.add_argument("--size", type=positive, default=8192, metavar="N", help="rows and columns (default: 8192)")
     parser.add_argument("--only", default="", metavar="TEXT", help="run only the cases whose names contain this text")
     parser.add_argument("--no-peers", action="store_true", help="time only our kernels and the copy: under a minute")
-    parser.add_argument("--generators", action="store_true", help="time noise generators instead, see the example")
-    _add_kernel_options(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the time of every timed call to FILE")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cpu or cuda (default: cpu)")
+    parser.add_argument("--threads", type=positive, metavar="N", help="number of threads (default: torch's)")
+    parser.add_argument("--runs", type=positive, default=5, metavar="N", help="runs of each case (default: 5)")
+    about = "time noise generators instead: GaussWS's, Box–Muller, torch's"
+    parser.add_argument("--generators", action="store_true", help=about)
+    shapes = "of --generators: shapes of matrices (default: the weights of Llama 3)"
+    parser.add_argument("--shapes", type=_shapes, metavar="RxC,…", help=shapes)
+    _add_store_options(parser)
     options = parser.parse_args(argv)
+    if options.generators:
+        return _generators(options)
+    if options.shapes or options.store or options.once:
+        parser.error("--shapes, --store and --once are options of --generators")
     _prepare(options)
     if (file := options.json) and ((file.exists() and not file.is_file()) or not file.parent.is_dir()):
         raise ValueError(f"bench kernels: --json {file}: expected a file in an existing folder")
@@ -80,14 +84,7 @@ def kernels(argv: Sequence[str]) -> int:
     return 0
 
 
-def generators(argv: Sequence[str]) -> int:
-    about = "Compare noise generators over matrix shapes: GaussWS's, Box–Muller, torch's."
-    parser = CommandParser("fewbits bench kernels --generators", about, GENERATORS)
-    parser.add_argument("--generators", action="store_true", help="select this benchmark")
-    parser.add_argument("--shapes", type=_shapes, metavar="RxC,…", help="default: the weights of Llama 3")
-    _add_kernel_options(parser)
-    _add_store_options(parser)
-    options = parser.parse_args(argv)
+def _generators(options: argparse.Namespace) -> int:
     name = f"generators-{options.device}"
     if _is_stored(options, name):
         return 0
@@ -102,12 +99,6 @@ def generators(argv: Sequence[str]) -> int:
     show(timings)
     _store(options, name, facts, {"turns": options.runs, "timed": [asdict(timed) for timed in timings]})
     return 0
-
-
-def _add_kernel_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cpu or cuda (default: cpu)")
-    parser.add_argument("--threads", type=positive, metavar="N", help="number of threads (default: torch's)")
-    parser.add_argument("--runs", type=positive, default=5, metavar="N", help="runs of each case (default: 5)")
 
 
 def _add_store_options(parser: argparse.ArgumentParser) -> None:

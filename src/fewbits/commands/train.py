@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import signal
 import sys
@@ -54,7 +53,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--id", action="store_true", help="print the trial's id and train nothing")
     parser.add_argument("--layers", action="store_true", help="print the quantizers of each layer, train nothing")
     parser.add_store(new=True)
-    _add_hydra_options(parser)
+    group = parser.add_argument_group("options of Hydra")
+    group.add_argument("-c", "--cfg", choices=("job", "hydra", "all"), help="print the composed config, train nothing")
+    group.add_argument("--resolve", action="store_true", help="with --cfg: resolve interpolations")
+    group.add_argument("-p", "--package", metavar="KEY", help="with --cfg: print this part, for example recipe")
+    parser.add_config_dir()
     group = parser.add_argument_group("a grid of trials")
     group.add_argument("-m", "--multirun", action="store_true", help="train a grid of trials: KEY=A,B, and seed=0,1")
     add_where(group)
@@ -74,11 +77,22 @@ def main(argv: Sequence[str]) -> int:
 
     overrides = with_config_dir([text for text in options.overrides if text != "hydra.mode=RUN"], options.config_dir)
     overrides = in_store(overrides, options.runs)
-    if _show_config(options, overrides):
+    if options.cfg:
+        from fewbits.commands.multirun import run_hydra
+
+        package = ["--package", options.package] if options.package else []
+        run_hydra(["--cfg", options.cfg, *["--resolve"] * options.resolve, *package], overrides)
         return 0
+    if options.resolve or options.package:
+        raise ValueError("train: --resolve and --package need --cfg, as in --cfg job --resolve")
     trial, runtime = load_trial(overrides)
     if options.config:
-        _print_config(trial, runtime)
+        import yaml
+
+        from fewbits.experiments.storage.run_folder import plain
+
+        settings = trial.to_dict() | {"runtime": asdict(runtime)}
+        print(yaml.safe_dump(plain(settings), sort_keys=False, allow_unicode=True), end="")
     elif options.layers:
         _print_layers(trial)
     elif options.id:
@@ -88,27 +102,6 @@ def main(argv: Sequence[str]) -> int:
     else:
         return _train(trial, runtime)
     return 0
-
-
-def _add_hydra_options(parser: CommandParser) -> None:
-    """Add Hydra's options to a command whose positional arguments are overrides."""
-    group = parser.add_argument_group("options of Hydra")
-    group.add_argument("-c", "--cfg", choices=("job", "hydra", "all"), help="print the composed config, train nothing")
-    group.add_argument("--resolve", action="store_true", help="with --cfg: resolve interpolations")
-    group.add_argument("-p", "--package", metavar="KEY", help="with --cfg: print this part, for example recipe")
-    parser.add_config_dir()
-
-
-def _show_config(options: argparse.Namespace, overrides: Sequence[str]) -> bool:
-    """Let Hydra print the config if `--cfg` was given, and return whether it was: then the command must not train."""
-    if options.cfg is None and (options.resolve or options.package):
-        raise ValueError("train: --resolve and --package need --cfg, as in --cfg job --resolve")
-    if options.cfg:
-        from fewbits.commands.multirun import run_hydra
-
-        package = ["--package", options.package] if options.package else []
-        run_hydra(["--cfg", options.cfg, *["--resolve"] * options.resolve, *package], overrides)
-    return bool(options.cfg)
 
 
 def _train(trial: Trial, runtime: Runtime) -> int:
@@ -173,15 +166,6 @@ def _train(trial: Trial, runtime: Runtime) -> int:
 
         print(f"{folder.path}\n{summary(with_stored(folder.path, folder.result() or result))}")
     return 0
-
-
-def _print_config(trial: Trial, runtime: Runtime) -> None:
-    import yaml
-
-    from fewbits.experiments.storage.run_folder import plain
-
-    settings = trial.to_dict() | {"runtime": asdict(runtime)}
-    print(yaml.safe_dump(plain(settings), sort_keys=False, allow_unicode=True), end="")
 
 
 def _print_layers(trial: Trial) -> None:

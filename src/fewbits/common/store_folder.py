@@ -1,8 +1,4 @@
-"""Find the folder of a store from `--runs NAME` or `runtime.runs=NAME`, and what file system it is on.
-
-fewbits reads the type of a file system from Linux's /proc/self/mountinfo, because SQLite databases must not be on
-network file systems, where file locks and memory mapping are missing or unreliable.
-"""
+"""Find the folder of a store from `--runs NAME` or `runtime.runs=NAME`, and measure folders and disks."""
 
 from __future__ import annotations
 
@@ -11,14 +7,6 @@ import shlex
 import shutil
 from pathlib import Path
 
-MOUNTS = Path("/proc/self/mountinfo")
-NETWORK = frozenset(
-    """
-    nfs nfs4 cifs smb3 smbfs lustre beegfs gpfs ceph glusterfs 9p afs orangefs panfs wekafs fuse.sshfs fuse.s3fs
-    fuse.glusterfs fuse.ceph fuse.ceph-fuse fuse.rclone fuse.gcsfuse fuse.goofys fuse.juicefs fuse.mount-s3
-    fuse.blobfuse fuse.blobfuse2
-    """.split()  # noqa: SIM905
-)
 BENCH = "bench"  # the folder of a store with the results of `fewbits bench`, in a file for each device
 
 
@@ -38,31 +26,6 @@ def runs_option(store: Path) -> str:
         return ""
     shown = store.relative_to(Path.cwd()) if store.is_relative_to(Path.cwd()) else store
     return f" --runs {shlex.quote(str(shown))}"
-
-
-def kind_of(path: Path) -> str | None:
-    """Return the type of a path's file system, such as `ext4`; None if the system does not report it."""
-    try:
-        lines = MOUNTS.read_text("utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return None
-    place, kind, depth = path.expanduser().resolve(), None, -1
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        fields = before.split()
-        if len(fields) < 5 or not after:
-            continue
-        mounted = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4]))
-        # The deepest mount point above the path counts; of equal mount points the last, which hides earlier ones.
-        if place.is_relative_to(mounted) and len(mounted.parts) >= depth:
-            kind, depth = after.split()[0], len(mounted.parts)
-    return kind
-
-
-def network_kind_of(path: Path) -> str | None:
-    """Return the type of a path's file system, such as `nfs4`, if it is a network file system (NETWORK); else None."""
-    kind = kind_of(path)
-    return kind if kind in NETWORK else None
 
 
 def free_bytes(path: Path) -> int:
