@@ -110,10 +110,7 @@ def summary(values: ArrayLike, level: float = LEVEL) -> Summary:
 
 
 def median_interval(values: ArrayLike, level: float = LEVEL) -> Interval | None:
-    """Return a confidence interval of the median from order statistics, valid for any continuous distribution.
-
-    Return None if there are too few values for this level.
-    """
+    """Return a confidence interval of the median from order statistics; None if there are too few values."""
     x = np.sort(_finite(values))
     k = int(stats.binom.ppf((1 - level) / 2, x.size, 0.5))
     return Interval(float(x[k - 1]), float(x[x.size - k]), level) if k else None

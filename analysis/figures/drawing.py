@@ -46,11 +46,7 @@ class Drawing:
         color: str = "",
         **options: Any,
     ) -> None:
-        """Write text whose left end, center or right end (`at`) is at x, and whose vertical middle is at y.
-
-        size: in points. color: as #rrggbb; if empty, the theme's text colour, or its quiet colour if `quiet`. options:
-        those of Axes.text.
-        """
+        """Write text whose left end, center or right end (`at`) is at x, and whose vertical middle is at y."""
         ink = color or (theme().quiet if quiet else theme().text)
         options = {"va": "center", "weight": "bold" if bold else "normal"} | options
         self.axes.text(x, y, words, ha=at, color=ink, fontsize=size, **options)
@@ -68,11 +64,7 @@ class Drawing:
         line: float = 0.9,
         **options: Any,
     ) -> None:
-        """Draw a rectangle with its lower left corner at x and y, and with the text `words` in its middle.
-
-        fill: a colour of matplotlib. edge: the name of the outline's colour in the theme; without it, there is none.
-        line: the width of the outline. options: those of `text`.
-        """
+        """Draw a rectangle from its lower left corner, with text in its middle; without `edge`, it has no outline."""
         colours = {"facecolor": fill, "edgecolor": getattr(theme(), edge) if edge else "none"}
         self.axes.add_patch(Rectangle((x, y), width, height, linewidth=line if edge else 0, zorder=2, **colours))
         if words:
@@ -81,11 +73,7 @@ class Drawing:
     def grid(
         self, x: float, top: float, cell: tuple[float, float], words: Any, fills: Any = "none", **options: Any
     ) -> None:
-        """Draw a grid of boxes whose upper left corner is (x, top).
-
-        cell: the width and height of a box. words: the texts by row and column. fills: the colours by row and column,
-        or one colour for all; on a colour of four numbers, text is black or white. options: those of `box`.
-        """
+        """Draw a grid of boxes of size `cell` from its upper left corner; words and fills are by row and column."""
         width, height = cell
         for (i, j), text in np.ndenumerate(np.asarray(words, object)):
             fill = fills if isinstance(fills, str) else fills[i][j]

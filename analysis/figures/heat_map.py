@@ -68,11 +68,7 @@ def histogram_row(label: str, counts: Array, group: str = "") -> HeatRow:
 def heat_map_figure(
     maps: Sequence[HeatMap], *, key: str = "", threshold: str = "", beside: bool = False, room: float = 0.0
 ) -> Figure:
-    """Draw heat maps below each other; if `beside`, draw them side by side, with labels of rows only at the first map.
-
-    key: the meaning of the shades; if given, a colour bar from 0 to 1 is drawn. threshold: the legend's text for the
-    upright line at each map's `HeatMap.threshold`; if empty, there is no legend. room: additional height in inches.
-    """
+    """Draw heat maps. key, threshold: legends of the colour bar and of the upright line; room: additional inches."""
     numbered = maps[0].spell is not None
     sizes = [len(one.rows) for one in maps]
     each, extra = (NUMBERED_ROW, 0.45) if numbered else (ROW, 0.15 if beside else 0.0)

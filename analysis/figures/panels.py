@@ -98,11 +98,7 @@ def counted(value: float, _: object = None) -> str:
 def bar_figure(
     groups: Sequence[str], panels_of: Mapping[str, Mapping[str, Sequence[float]]], styles: Mapping[str, Style]
 ) -> Figure:
-    """Draw panels of grouped bars below each other.
-
-    groups: the labels below the groups of bars. panels_of[title][series]: the heights of the series' bars in the panel
-    with this title, one for each group; NaN draws no bar. styles[series]: the style of the series' bars.
-    """
+    """Draw panels of grouped bars; panels_of[title][series] are the heights, one for each group (NaN: no bar)."""
     figure, grid = panels(len(panels_of), 1, 2.3 * len(panels_of), sharex=True)
     for (axes,), (title, found) in zip(grid, panels_of.items(), strict=True):
         for i, (name, values) in enumerate(found.items()):
@@ -199,11 +195,7 @@ def curve_figure(
     paper: str = "the paper's last",
     **options: Any,
 ) -> Figure:
-    """Draw a grid of panels (`rows`) under a common legend.
-
-    height: in inches. columns: the most columns of the legend. paper: the legend's text for the paper's numbers.
-    options: keyword arguments of Figure.subplots, such as sharex.
-    """
+    """Draw a grid of panels (`rows`) under a common legend. options: those of Figure.subplots, such as sharex."""
     figure, grid = panels(len(rows), max(map(len, rows)), height or 0.45 + ROW * len(rows), **options)
     pairs = [pair for axes, row in zip(grid, rows, strict=True) for pair in zip(axes, row, strict=True)]
     for axes, panel in pairs:

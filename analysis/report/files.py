@@ -69,11 +69,7 @@ def _written(report: StudyReport, archive: bytes, reports: Path) -> Written:
 
 
 def execute(source: Path, archive: bytes, report: Path) -> tuple[list[tuple[str, str]], str, dict[str, bytes]]:
-    """Execute a notebook in percent format in a kernel, in a folder that contains the archive.
-
-    Return the cells as `page` takes them, the content of the .ipynb file, and the report's other files. report: the
-    folder in which the page will lie. Raise ValueError if a cell fails.
-    """
+    """Execute a notebook beside the archive; return the page's cells, the .ipynb file, and the report's other files."""
     import jupytext
     import nbformat
     from nbclient import NotebookClient
@@ -119,11 +115,7 @@ def check_place(reports: Path) -> None:
 
 
 def replace_folder(folder: Path, make: Callable[[], Mapping[str, str | bytes]]) -> None:
-    """Replace a report's folder by a new one with the files that `make` returns, as contents by path in the folder.
-
-    `make` can take minutes, so the folder is checked first. Raise ValueError if the folder has files but no index.html,
-    or if it cannot be written.
-    """
+    """Replace a report's folder by files that `make` returns; this can take minutes, so the folder is checked first."""
     if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():
         raise ValueError(
             f"{folder} has files but no index.html, so it is no report and is not replaced; choose another folder "

@@ -49,10 +49,7 @@ class Value:
 
     @staticmethod
     def of(data: Differences | NoData) -> Value | NoData:
-        """Return the mean over seeds of `data`: an arm's numbers, or its differences from a baseline.
-
-        Return NoData if there are no values, because for each seed the trial of the arm or of the baseline diverged.
-        """
+        """Return the mean over seeds; NoData if a trial of each pair diverged."""
         if isinstance(data, NoData):
             return data
         if not data.values:

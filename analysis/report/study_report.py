@@ -46,11 +46,7 @@ NOT_MADE = "fewbits does not make this item yet"
 def read_study(
     overrides: tuple[str, ...] | list[str], claims: Path | None = None, archives: Sequence[Archive] = ()
 ) -> StudyReport:
-    """Return the report of the study that the overrides select, over the store. overrides: as for `fewbits sweep`.
-
-    archives: for trials that are not finished in the store. claims: a file of the user's own claims, which are judged
-    instead of the study's. Without it, raise ValueError if the study of a user's own sweep file is unknown.
-    """
+    """Return the report over the store, with archives for what it lacks. claims: a user's file, judged instead."""
     plan = find_plan(overrides)
     return report_of(plan, Results(plan, Joined(archives)) if archives else Results(plan), overrides, claims)
 
@@ -129,10 +125,7 @@ class StudyReport:
         return self.figure(name) if name in self.registry.figure_ids else self.claims(name)
 
     def table(self, name: str) -> ShownFrame:
-        """Return the table with this id in long form: a row for each cell, with the paper's number and ours.
-
-        If there are no data, the frame is empty, and its display gives the reason. Raise ValueError for an unknown id.
-        """
+        """Return the table in long form, a row for each cell; without data it is empty, and its display says why."""
         one_of(f"table of {self.study}", name, self.registry.table_ids)
         self.shown.add(name)
         entry = next((entry for entry in self.registry.tables if entry.id == name), None)

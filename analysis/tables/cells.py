@@ -49,10 +49,7 @@ BLANK = TableCell(Setting(""))
 def compare(
     results: Results, metric: Metric, arm: str, baseline: str = BASELINE, where: Where = ANYWHERE, sweep: str = ""
 ) -> Data | NotPlanned:
-    """Return the relative differences, arm minus baseline, of the pairs of trials with equal seeds.
-
-    sweep: the sweep to compare in; if empty, the first sweep that has both arms, or else all sweeps together.
-    """
+    """Return the relative differences, arm minus baseline, of the pairs of trials with equal seeds."""
     part = Part("lower", arms=(arm,), baseline=baseline, sweep=(sweep,) if sweep else (), where=dict(where))
     name = metric if isinstance(metric, str) else "numbers"
     data = data_of(results, Comparison("", part, "", arm, baseline, name), lambda scope, _: _numbers(scope, metric))
@@ -104,10 +101,7 @@ def cell(
     source: str = "",
     comparable: bool = True,
 ) -> TableCell:
-    """Return the mean of the data times a factor, or the reason for missing data, beside the paper's number.
-
-    comparable: show the difference between our number and the paper's.
-    """
+    """Return the mean of the data times a factor, or the reason for missing data, beside the paper's number."""
     ours = data if isinstance(data, NotPlanned) else Value.of(data)
     return TableCell(ours.times(factor) if isinstance(ours, Value) else ours, paper, source, comparable)
 
@@ -149,10 +143,7 @@ class LossColumn:
 
 
 def paper_losses(results: Results, study: str, name: str, notes: Sequence[str] = NOTES) -> TableResult:
-    """Return the paper's table of losses with our numbers beside the paper's; ours are from the arms in arms.yaml.
-
-    name: the id of the paper's table. Raise ValueError if the table has a column to which no arm in arms.yaml belongs.
-    """
+    """Return the paper's table of losses with our numbers beside the paper's; ours are from the arms in arms.yaml."""
     table, printed = arm_table(study), paper(study).table(name)
     columns = []
     for column in printed.columns:
@@ -171,10 +162,7 @@ def loss_table(
     baseline: str = "BF16",
     stand_ins: Mapping[str, str] = STAND_INS,
 ) -> TableResult:
-    """Return a table of the paper's losses and scores beside ours, for these columns.
-
-    baseline: its name in titles of rows. stand_ins: title of a row → the metric of ours that stands in for scores.
-    """
+    """Return a table of losses and scores beside the paper's. stand_ins: row → the metric in place of scores."""
     metrics = {"loss": "loss@late", "validation_loss": "validation_loss"}
     rows: list[TableRow] = []
     for row in (row for row in printed.rows if row.id in metrics):
@@ -198,11 +186,7 @@ def loss_table(
 
 
 def _score(results: Results, column: LossColumn, row: Row, printed: Table) -> TableCell:
-    """Return a cell with our score on one of the paper's tasks, in percent, beside the paper's score.
-
-    If no trial of the arm was evaluated on the task, our score is out of reach, and the cell is blank if the paper's
-    table does not show the arm either.
-    """
+    """Return our score on a task beside the paper's; out of reach without ours, blank if the paper has none either."""
     part, source = column.part or results, row.source or printed.source
     value = printed.value(row.id, column.printed) if column.printed else None
     title, best = row.title.removesuffix(BEST), row.title.endswith(BEST)
@@ -270,11 +254,7 @@ def _line(results: Results, trial: str) -> tuple[Trial, ...]:
 def settings_table(
     printed: PaperTable, columns: Sequence[SettingsColumn], unstated: Mapping[str, Describe], notes: Sequence[str]
 ) -> TableResult:
-    """Return a table of the paper's settings beside ours.
-
-    printed: the paper's table; its row ids are keys of SETTINGS, and it has as many columns as `columns`. unstated: by
-    title, further rows of settings that the paper does not state.
-    """
+    """Return the paper's settings beside ours; its row ids are keys of SETTINGS. unstated: further rows, by title."""
     rows = [TableRow("Model", tuple(column.cell(model, column.model, printed.source) for column in columns))]
     for row in printed.rows:
         values = zip(columns, row.values or row.text, strict=True)

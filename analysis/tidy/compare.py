@@ -127,10 +127,7 @@ def of_folder(path: Path, arm: str | None = None) -> Run:
 
 
 def of_log(path: Path, arm: str | None = None, loss: str | None = None) -> list[Run]:
-    """Return the runs of a CSV file, of a CSV export of W&B's charts, or of a folder of TensorBoard's event files.
-
-    arm: their arm; None: the runs' names without their seeds. loss: the name of the column or tag with the loss.
-    """
+    """Return the runs of a CSV file, of a CSV export of W&B's charts, or of a folder of TensorBoard's event files."""
     return [_of_columns(name, table, arm, loss) for name, table in _tables(path)]
 
 
@@ -283,10 +280,7 @@ def welch(xs: Sequence[float], ys: Sequence[float]) -> Estimate | None:
 
 
 def seeds_needed(sd: float, paired: bool) -> int | None:
-    """Return with how many seeds a difference of SEEN nats is found (two-sided, 5 %) with probability POWER.
-
-    sd: the standard deviation of paired differences, or of the runs of an arm. None: more than MOST_SEEDS.
-    """
+    """Return with how many seeds a difference of SEEN nats is found (two-sided, 5 %); None: more than MOST_SEEDS."""
     power: Any = TTestPower() if paired else TTestIndPower()
     counts = range(2, MOST_SEEDS + 1)
     place = bisect_left(counts, POWER, key=lambda seeds: float(power.power(SEEN / sd, seeds, 1 - LEVEL)))

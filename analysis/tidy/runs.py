@@ -264,10 +264,7 @@ _WHOLE = ("step", "tokens", "block", "document")  # columns of integers
 
 
 def long_frame(trials: pd.DataFrame, axes: Sequence[str], tables: Sequence[str]) -> pd.DataFrame:
-    """Return these tables of all trials' run folders as one frame in long form: one row for each measured number.
-
-    A folder without the file of a table adds no rows. trials: as in `Runs`. tables: names from TABLES.
-    """
+    """Return these tables of all run folders as one frame in long form: a row for each measured number."""
     for table in tables:
         one_of("table", table, TABLES)
     parts, rows = [], []

@@ -44,10 +44,7 @@ def decimals(value: float, error: float | None = None) -> int:
 
 
 def number(value: float, places: int | None = None, *, sign: bool = False) -> str:
-    """Return a number as text; from 10⁶ on, with three significant digits and a power of ten.
-
-    places: the number of decimals; None for about five significant digits. sign: show a plus sign.
-    """
+    """Return a number with `places` decimals or about five significant digits; from 10⁶ on, with a power of ten."""
     places = decimals(value) if places is None else places
     if abs(value) >= 1e6:
         mantissa, _, exponent = f"{value:{'+' if sign else ''}.3g}".partition("e")
@@ -59,11 +56,7 @@ def number(value: float, places: int | None = None, *, sign: bool = False) -> st
 
 
 def effect(value: float, error: float | None, relative: bool, *, sign: bool = True) -> str:
-    """Return an effect as text, rounded to two significant digits of its error.
-
-    error: the half width of the effect's interval; None shows three significant digits of the effect. relative: the
-    effect is a fraction and is shown in percent. sign: show a plus sign; False for levels such as shares.
-    """
+    """Return an effect as text, in percent if it is relative, rounded to two significant digits of its error."""
     factor = 100 if relative else 1
     places = decimals(value * factor, error * factor if error else abs(value * factor) / 10 or None)
     return number(value * factor, places, sign=sign) + (f"{THIN}%" if relative else "")

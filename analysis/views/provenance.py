@@ -70,10 +70,7 @@ class Provenance:
 
     @property
     def mixed(self) -> list[str]:
-        """Warnings that trials were computed by different commits, from uncommitted code, or in different environments.
-
-        Only the environments of trials with the same seed, and those in which one trial was computed, are compared.
-        """
+        """Warnings about several commits, uncommitted code, and unlike environments within a seed or a trial."""
         lines, commits = [], self.values("git")
         if len(commits) > 1:
             each = ", ".join(f"{value[:10]} ({plural(count, 'trial')})" for value, count in commits.items())

@@ -91,11 +91,7 @@ class ShownFigure(Figure):
 def shown_figure(
     result: FigureResult | None, name: str, card: Callable[[str], Markup], missing: str = ""
 ) -> ShownFigure:
-    """Return a figure for notebooks; if `result` is None, an empty figure whose text is the reason `missing`.
-
-    name: the figure's name in the report, such as `Figure 5`. card: takes the address of the image, or "" if the figure
-    is empty, and returns the HTML with caption and notes.
-    """
+    """Return a figure for notebooks, or an empty one with the reason. card: address of the image → HTML."""
     figure = draw_figure(result or FigureResult(lambda: _empty(missing)))
     # Change the class of the existing Figure, because matplotlib cannot move its content to a new ShownFigure.
     figure.__class__ = ShownFigure

@@ -197,10 +197,7 @@ def cards(verdicts: Iterable[Verdict]) -> Markup:
 
 
 def card(verdict: Verdict, usual: Sequence[str] = (), judged_at: str = "") -> Markup:
-    """Return one claim as HTML, with its verdict, its comparisons and its controls.
-
-    usual, judged_at: the sizes of runs in words and the scale that the page states once; others are shown on the card.
-    """
+    """Return one claim as HTML; the sizes and scale that the page states once (usual, judged_at) are not repeated."""
     claim = verdict.claim
     run = [one for one in verdict.findings if one.status is not Status.NOT_RUN] or list(verdict.findings)
     findings = [view(one) for one in run]

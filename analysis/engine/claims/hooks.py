@@ -68,10 +68,7 @@ def exact(study: str, claim: str) -> Callable[[F], F]:
 
 
 def measure(study: str, claim: str) -> Callable[[F], F]:
-    """Return a decorator that registers a function of Results, which computes data for the claim with this id.
-
-    It is needed if the data are not one number for each trial, or for each pair of trials.
-    """
+    """Return a decorator that registers a function of Results, which computes data for the claim with this id."""
     return _registering(hooks_of(study).measures, claim, lambda compute: compute)
 
 

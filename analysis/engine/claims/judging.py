@@ -54,11 +54,7 @@ def judge_study(study: str, results: Results) -> dict[str, Verdict]:
 
 
 def judge_file(file: Path, results: Results, overrides: Sequence[str]) -> dict[str, Verdict]:
-    """Return the verdicts of a user's own claims (docs/claims-file.md), by claim id.
-
-    overrides: those that selected the sweep. Raise ValueError if the file is not valid, or if a claim names an arm, an
-    axis value or a metric that the sweep does not have.
-    """
+    """Return the verdicts of a user's own claims (docs/claims-file.md); raise ValueError for names the sweep lacks."""
     study = results.plan.sweeps[0].study
     load_hooks(study)
     of = claims_from(file, study)
@@ -122,10 +118,7 @@ def judge_claims(of: StudyClaims, results: Results) -> dict[str, Verdict]:
 
 
 def evidence_of(of: StudyClaims, claim: Claim, results: Results) -> Evidence:
-    """Return the findings on a claim and its controls, with the size of the claim's runs and warnings for the reader.
-
-    The warnings are about seeds that no claim should use. of: the collection that contains the claim.
-    """
+    """Return the findings on a claim and its controls, the size of the claim's runs, and warnings for the reader."""
     findings, known = find(of.study, claim, results), _paper(of.study)
     trials = {trial: None for finding in findings for trial in finding.trials}
     main, names = claim.id in known.primary, [part.name for part in claim.parts]
@@ -256,10 +249,7 @@ def resolve(study: str, results: Results, name: str) -> Numbers:
 
 
 def printed_effect(study: str, comparison: Comparison) -> float | None:
-    """Return the effect that the paper prints for a comparison; None if it prints none.
-
-    The effect is a fraction of the baseline's number if the comparison is relative, else it is in the metric's unit.
-    """
+    """Return the effect that the paper prints, a fraction if the comparison is relative; None if it prints none."""
     if (printed := comparison.part.printed) is None:
         return None
     source, names = _paper(study), {"arm": comparison.arm, "baseline": comparison.baseline}
@@ -309,10 +299,7 @@ def unmet(needs: Needs, results: Results, trials: Iterable[str], unplanned: bool
 
 
 def scale_words(results: Results, trials: Iterable[str], size: Size | None) -> str:
-    """Return the size of the runs in words, compared with the paper's.
-
-    For example `3.3 M parameters, 1/2,600 of the paper's; quantized for 160 steps of 2,048 bytes; six seeds`.
-    """
+    """Return, for example, `3.3 M parameters, 1/2,600 of the paper's; quantized for 160 steps of …; six seeds`."""
     every = _chosen(results, trials)
     trained = [one for one in every if not one.trial.is_probe]
     if not every:

@@ -38,11 +38,7 @@ BY_DOCUMENT = {LOSS: "loss"} | {
 
 @dataclass(frozen=True)
 class Numbers:
-    """A metric with its name and values.
-
-    values: a column of `Results.trials`, a mapping from trial id to number, or a function of two trial ids (the arm's
-    and the baseline's) that returns their difference. bounds: the limits of a value, for example (0, 1) for a share.
-    """
+    """A metric: a column of `Results.trials`, {trial id: number}, or a function of two ids; `bounds` limit it."""
 
     name: str
     values: Metric | Between
@@ -55,11 +51,7 @@ class Numbers:
 
 
 def built_in(results: Results, name: str) -> Numbers:
-    """Return the metric of this name, for names that are known without a hook of the study (hooks.py).
-
-    name: a column of `results.trials`, also with the suffixes LATE and BEST; or `probe:VARIANT:MEASURE`, for a measure
-    of a recipe of which only some operands are quantized (`probe_numbers`).
-    """
+    """Return a built-in metric: a column of trials, with LATE or BEST, or `probe:VARIANT:MEASURE` (`probe_numbers`)."""
     if name.startswith(PROBE_METRIC):
         return Numbers(name, probe_numbers(results, name))
     if name.endswith(BEST):
@@ -69,11 +61,7 @@ def built_in(results: Results, name: str) -> Numbers:
 
 
 def data_of(results: Results, comparison: Comparison, numbers: Callable[[Results, str], Numbers]) -> Measured:
-    """Return the data on which a comparison is tested: the differences of pairs of trials, arm minus baseline.
-
-    For a comparison without a baseline, return the arm's own numbers. Return NotPlanned if the plan lacks an arm or has
-    no pair, and NoData if no number is available. numbers: a function (results, name of a metric) → the metric.
-    """
+    """Return the differences of a comparison's pairs, without a baseline the arm's numbers, or why there are none."""
     part, compared = comparison.part, [one for one in (comparison.arm, comparison.baseline) if one]
     found = scope_of(results, compared, part.sweep, part.where, part.baseline_where)
     if found is None or (len(compared) == 2 and not pairs_of(found)):
@@ -165,10 +153,7 @@ def score_distance(
     sweeps: Sequence[str] = (),
     where: Where = ANYWHERE,
 ) -> Differences | NoData | NotPlanned:
-    """Return, by seed, the median over arms and tasks of |score − the baseline's score|, in points.
-
-    names: the metrics of the tasks. sweeps, where: as for `scope_of`.
-    """
+    """Return, by seed, the median over arms and tasks of |score − the baseline's score|, in points."""
     by_seed: dict[int, list[float]] = {}
     ids: list[str] = []
     for arm in arms:

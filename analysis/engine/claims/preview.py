@@ -42,10 +42,7 @@ class Preview:
 
 
 def preview(study: str, results: Results, given: Mapping[str, float] | None = None) -> tuple[Preview, ...]:
-    """Return the power of each comparison in the study's claims, if all its arms are planned.
-
-    given: metric → standard deviation over seeds, for comparisons without results in the store.
-    """
+    """Return the power of each comparison whose arms are planned. given: by metric, deviations if none is stored."""
     load_hooks(study)
     found = []
     for claim in load_claims(study).claims:
@@ -106,10 +103,7 @@ def _shown(one: Preview, value: float) -> str:
 
 
 def minimum_detectable_effect(sd: float, n: int) -> float:
-    """Return the true mean difference that a test of n pairs detects with probability POWER.
-
-    sd: the standard deviation of the differences over seeds.
-    """
+    """Return the true mean difference that a test of n pairs detects with probability POWER."""
     return sd * _detectable(n)
 
 

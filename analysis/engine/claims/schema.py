@@ -268,10 +268,7 @@ class StudyClaims:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One test of a part for one arm and metric; `comparisons` returns all tests of a claim.
-
-    arm, baseline and metric are empty for exact checks, for parts with `data` and for parts without a test.
-    """
+    """One test of a part for one arm and metric; `comparisons` returns all tests of a claim."""
 
     name: str  # unique in the claim; contains the arms' names in the sweep files
     part: Part
@@ -297,10 +294,7 @@ def load_claims(study: str) -> StudyClaims:
 
 
 def claims_from(file: Path, study: str = "") -> StudyClaims:
-    """Return the claims and controls in a YAML file; raise ValueError if the file is not valid.
-
-    study: for a file of the user's own, the study of the sweep that the claims are about.
-    """
+    """Return the claims and controls in a YAML file; raise ValueError if the file is not valid."""
     try:
         content: Any = yaml.safe_load(file.read_text("utf-8"))
         if study and isinstance(content, Mapping):
@@ -322,10 +316,7 @@ def studies_with_claims() -> tuple[str, ...]:
 
 
 def pilots_of(study: str, scale: str, seeds: Iterable[int]) -> dict[int, str]:
-    """Return {seed: description of the pilot} for those of `seeds` whose results shaped the design of this scale.
-
-    seeds.yaml lists them. A study's claims must not be tested with them, since they are no independent evidence.
-    """
+    """Return {seed: description of the pilot} for those of `seeds` whose results shaped the design of this scale."""
     known = _pilots(study, scale)
     return {seed: known[seed] for seed in seeds if seed in known}
 
@@ -341,11 +332,7 @@ def _pilots(study: str, scale: str) -> Mapping[int, str]:
 
 
 def comparisons(claim: Claim | ControlClaim, arms: ArmTable | None = None) -> tuple[Comparison, ...]:
-    """Return the comparisons of all parts of a claim or control; their names and titles are unique in the claim.
-
-    A part with `test: exact` gives a single comparison, although its Python check may return several findings.
-    arms: the study's table of arms, whose labels appear in the titles; if None, the titles have the arms' names.
-    """
+    """Return the comparisons of all parts of a claim or control; their names and titles are unique in the claim."""
     expanded = [comparison for part in claim.parts for comparison in expand(claim, part, arms or ArmTable(""))]
     distinct(claim.id, [comparison.name for comparison in expanded])
     distinct(claim.id, [comparison.title for comparison in expanded])

@@ -40,10 +40,7 @@ ONE_RUN = "one run: compared without an error"
 
 
 def judge(comparison: Comparison, data: Measured, margin: float | None = None, *, one_run: bool = False) -> Finding:
-    """Test a comparison with its data and return the finding; for missing data, the finding has the reason.
-
-    margin: in the units of the data. one_run: a single run may decide comparisons of numbers without an error.
-    """
+    """Test a comparison with its data and return the finding; for missing data, the finding has the reason."""
     test, bound = comparison.test, comparison.part.shown_bounds
     empty = Finding(comparison.name, Status.UNDECIDED, "", test, margin=margin, bound=bound, title=comparison.title)
     empty = replace(empty, relative=bool(comparison.baseline) and comparison.part.relative)

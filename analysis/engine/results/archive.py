@@ -69,10 +69,7 @@ DETAILS = (Detail(200, 50), Detail(200, 4), Detail(200, 2), Detail(100, 2), Deta
 
 
 def archived(results: Results, overrides: Sequence[str], limit: int = LIMIT) -> bytes:
-    """Return the content of results.parquet: everything that a report reads of these results.
-
-    overrides: the ones that selected the plan. Raise ValueError if the least detail needs more than `limit` bytes.
-    """
+    """Return the content of results.parquet; raise ValueError if the least detail needs more than `limit` bytes."""
     rows, tables = _of_plan(results, overrides), dict(_joined(results))
     for detail in DETAILS:
         content = _written(rows, tables, detail)

@@ -80,10 +80,7 @@ def best_of_recent(scores: pd.DataFrame) -> dict[str, float]:
 
 
 def documents(results: Results, column: str) -> pd.DataFrame:
-    """Return the validation loss in this column of DOCUMENTS by document and its number of tokens, and by trial id.
-
-    The frame is empty if no run folder has the file or the column.
-    """
+    """Return the validation loss in this column of DOCUMENTS by document and its number of tokens, and by trial id."""
     frame = results.table_of(DOCUMENTS)
     if column not in frame:
         return pd.DataFrame()
@@ -94,12 +91,9 @@ def documents(results: Results, column: str) -> pd.DataFrame:
 def document_error(losses: pd.DataFrame, pairs: Iterable[tuple[str, str]], *, relative: bool) -> Error | None:
     """Return the standard error of the mean difference, arm minus baseline, that comes from the choice of documents.
 
-    losses: as `documents` returns them. pairs: for each seed, the ids of the arm's trial and of the baseline's trial.
-    relative: the difference is a fraction of the baseline's loss.
-
     All seeds share the documents, so more seeds do not reduce this error, and each document's difference is first
     averaged over the seeds. The error is that of a ratio estimator (sum of losses / sum of tokens), with documents as
-    clusters. Return None if there are fewer than two documents, or if no pair has losses of documents.
+    clusters.
     """
     evaluated = [(ours, base) for ours, base in pairs if {ours, base} <= set(losses.columns)]
     if not evaluated:

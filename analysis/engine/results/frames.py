@@ -68,10 +68,7 @@ def read_table(path: Path) -> pd.DataFrame:
 
 @dataclass
 class Files:
-    """Read the run folders of a store; each file once, since several places of a plan may have the same trial.
-
-    `archive.Archive` has the same methods for the file that a report leaves.
-    """
+    """Read the run folders of a store; each file once, since several places of a plan may have the same trial."""
 
     tables: dict[Path, pd.DataFrame] = field(default_factory=dict)
 
@@ -228,10 +225,7 @@ class Results:
     # -------------------------------------------------------------------------------- over steps
 
     def curves(self, metric: str) -> pd.DataFrame:
-        """Return a metric by training step: a row for each place and step, with the columns CURVE.
-
-        Unfinished trials have the rows that they have written so far. Raise ValueError for an unknown metric.
-        """
+        """Return a metric by training step: a row for each place and step, with the columns CURVE."""
         frame = self.table_of(METRICS)
         if frame.empty or (metric in EVALUATED and metric not in frame):
             return pd.DataFrame(columns=CURVE)

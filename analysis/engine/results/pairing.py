@@ -80,10 +80,7 @@ def paired(
 
 
 def sample(results: Results, metric: Metric, arm: str, where: Where = ANYWHERE) -> Differences | NoData:
-    """Return the arm's own numbers, one for each seed, without a baseline; NoData if no trial has a number.
-
-    where: axis values of the arm, which have to leave only one trial for each seed.
-    """
+    """Return the arm's own numbers, one for each seed, without a baseline; NoData if no trial has a number."""
     rows = arm_rows(results, arm, where)
     values = [number(results, row, metric) for row in rows]
     notes = tuple(value for value in values if isinstance(value, str))

@@ -81,10 +81,7 @@ class Table:
         return values[place] if values else None
 
     def change(self, row: str, column: str) -> float | None:
-        """Return (value - base) / |base|, where base is the number of the same row in the column's baseline column.
-
-        Return None if one of the two numbers is missing, or if the column has no baseline.
-        """
+        """Return (value - base) / |base|, where base is in the column's baseline column; None if one is missing."""
         baseline = named(f"{self.id}: column", column, self.columns).baseline
         value, base = self.value(row, column), self.value(row, baseline) if baseline else None
         return None if value is None or base is None else (value - base) / abs(base)

@@ -99,11 +99,7 @@ class ArmTable:
         return next((sweeps for sweeps in self.families.values() if sweep in sweeps), (sweep,))
 
     def column(self, table: str, arm: str, place: str = "") -> str:
-        """Return the id of the column of the paper's table `table` (an id) that shows this arm at this place.
-
-        place: the short name of axis values (a key of `places`), or "" if they have none. Return "" if the table shows
-        only other axis values. It is not checked that the table has a column with this id.
-        """
+        """Return the id of the paper's column with this arm at this place (a key of `places`); "" if there is none."""
         pattern = self.columns.get(table, "{arm}")
         if "{place}" not in pattern and place not in ("", *list(self.places)[:1]):
             return ""
@@ -227,11 +223,7 @@ def _has_trunk(scope: Results) -> bool:
 
 
 def pairs_of(found: Scope) -> list[tuple[str, str]]:
-    """Return (trial of the arm, trial of the baseline) for each pair in the plan.
-
-    The two have equal seeds and, unless the baseline has axis values of its own, equal values of all axes that the
-    baseline has.
-    """
+    """Return (trial of the arm, trial of the baseline) for each pair in the plan: equal seeds and common axes."""
     arm, baseline = ([member for member in found.results.members if member.cell.arm == name] for name in found.arms)
     where, base = set(found.where.items()), None if found.base is None else set(found.base.items())
     pairs = {

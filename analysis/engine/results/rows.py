@@ -39,10 +39,7 @@ Row = Mapping[str, Any]
 
 
 def labels(member: Member) -> dict[str, Any]:
-    """Return {column: value} of a place: LABELS and, unless it has the name of a label, a column for each axis.
-
-    axes: the pairs (axis, value) of all axes. id: the id of the trial.
-    """
+    """Return {column: value} of a place: LABELS and, unless it has the name of a label, a column for each axis."""
     cell = member.cell
     values = (member.study, member.scale, cell.sweep, cell.arm, cell.axes, cell.seed, member.id)
     columns = dict(zip(LABELS, values, strict=True))
@@ -108,11 +105,7 @@ def place_name(row: Row) -> str:
 
 
 def why_not_compared(row: Row, other: Row, usual: str | None) -> str | None:
-    """Return one line of text that says why two finished trials with the same seed are not compared.
-
-    Return None if they can be compared, or if one of them is not finished. usual: the kind of machine that computed
-    most trials, which the text recommends for running trials again.
-    """
+    """Say why two finished trials with the same seed are not compared; None if they can be, or if one is unfinished."""
     ours, theirs = row["computed"], other["computed"]
     finished = row["state"] in store.OVER and other["state"] in store.OVER
     if not finished or row["id"] == other["id"] or alike(ours, theirs):
@@ -130,11 +123,7 @@ def usual_kind(rows: Iterable[Row]) -> str | None:
 
 
 def unlike_within_seeds(rows: Sequence[Row]) -> list[str]:
-    """Return lines of text about differences in the environment between finished trials with the same seed.
-
-    There is a line for each property of the environment (COMPARED_KEYS) that differs within a seed, with the number of
-    trials for each of its values, and for each trial whose steps were computed in several environments.
-    """
+    """Return lines of text about differences in the environment between finished trials with the same seed."""
     finished = {row["id"]: row for row in rows if row["state"] in store.OVER}
     remedy = _remedy(usual_kind(finished.values()))
     lines = []

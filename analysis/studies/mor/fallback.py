@@ -153,10 +153,7 @@ RECIPES = ("ladder-block", "ladder-always-tensor", "ladder-always-block", "ladde
 
 @figure("mor", "Figure D", "Recipes against the size of the model")
 def ladder(results: Results) -> Picture:
-    """Draw, by size of the model, each recipe's gradient error and increase of the loss, and MoR's decisions for BF16.
-
-    Probes measured these numbers at the end of a BF16 trunk of each size.
-    """
+    """Draw recipes' gradient error and increase of the loss, and MoR's decisions for BF16, by size of the model."""
     part = sweep_places(results, "ladder")
     if not isinstance(part, Results):
         return not_planned(results)

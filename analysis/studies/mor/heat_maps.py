@@ -106,10 +106,7 @@ def annotated(results: Results) -> Picture:
 
 @figure("mor", "Figure 14")
 def over_steps(results: Results) -> Picture:
-    """Draw histograms of three tensors of layer 1, with a row for each window of steps.
-
-    The first rows are of the BF16 trunk, the others of the arm Block.
-    """
+    """Draw histograms of three tensors of layer 1, with a row for each window of the BF16 trunk and of Block."""
     part = sweep_places(results, "partitions", ONE)
     if isinstance(part, NotPlanned):
         return part
@@ -139,10 +136,7 @@ def over_steps(results: Results) -> Picture:
 
 @figure("mor", "Figure 17")
 def beside_block(results: Results) -> Picture:
-    """Draw error histograms of up to eight layers with tensor partition (left) and block partition (right).
-
-    The tensors are the ones that the MoR paper names: FC2's input and the gradients of QKV and FC1.
-    """
+    """Draw error histograms of up to eight layers with tensor partition (left) and block partition (right)."""
     first, second = (_last(results, arm, ONE) for arm in ("tensor", "block"))
     if not isinstance(first, pd.DataFrame):
         return first
@@ -171,10 +165,7 @@ def _map(rows: Sequence[HeatRow], title: str = "") -> HeatMap:
 
 
 def _last(results: Results, arm: str, where: Where) -> pd.DataFrame | NoData | NotPlanned:
-    """Return the rows of `tensors.decisions` of an arm's finished trials, in their last window of steps.
-
-    where: the values of the axes of the sweep `partitions` that select the trials.
-    """
+    """Return the decisions of an arm's finished trials in their last window of steps. where: axes of `partitions`."""
     part = sweep_places(results, "partitions", where)
     if isinstance(part, NotPlanned) or not part.has(arm):
         return not_planned(results)
@@ -185,11 +176,7 @@ def _last(results: Results, arm: str, where: Where) -> pd.DataFrame | NoData | N
 
 
 def _rows(frame: pd.DataFrame, layers: Iterable[int], kinds: Kinds, parts: Sequence[str] = ()) -> list[HeatRow]:
-    """Return a histogram for each combination of these layers, parts and kinds of tensors.
-
-    frame: rows of the table `tensors.decisions`. layers: the layers' indices, counted from 0. parts: parts of a layer,
-    such as qkv; if empty, all parts of TITLES that the layer has in `frame`.
-    """
+    """Return a histogram for each layer (from 0), part (if empty, all of TITLES in `frame`) and kind of tensor."""
     found = []
     for layer in layers:
         of = frame[frame["block"] == layer]

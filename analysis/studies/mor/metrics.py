@@ -70,10 +70,7 @@ for _place in range(ENTRIES):
 
 @metric("mor", "fallback_ratio")
 def fallback_ratio(results: Results) -> Between:
-    """Return a function (trial, baseline) → the trial's share of tensors in BF16, divided by the baseline's share.
-
-    The function returns None if a share is missing or the baseline's share is 0.
-    """
+    """Return a function (trial, baseline) → the ratio of their shares of tensors in BF16; None if it is unknown."""
     shares = fallback_share(results)
     return lambda ours, baseline: shares[ours] / shares[baseline] if ours in shares and shares.get(baseline) else None
 
@@ -147,10 +144,8 @@ def m17(results: Results) -> Mapping[str, Measured]:
 def norm_distance(results: Results) -> Between:
     """Return a function (trial, baseline) → the greatest distance between the curves of their parameters' norms.
 
-    A curve is the norm of all parameters over the steps of training. The distance is divided by the range (greatest
-    minus least norm) of the baseline's curve including its trunk, as if the curves were compared in a plot. The
-    function returns None if a trial has no curve, if the two curves have no step in common, or if the baseline's norm
-    does not change.
+    A curve is the norm of all parameters over the steps of training. The distance is divided by the range of the
+    baseline's curve including its trunk, as if the curves were compared in a plot.
     """
     frame = results.curves("parameter_norm").drop_duplicates(["id", "step"])
     curves = {str(trial): curve.set_index("step")["value"] for trial, curve in frame.groupby("id")}
@@ -176,10 +171,7 @@ def norm_distance(results: Results) -> Between:
 
 
 def early(seen: Seen) -> list[int]:
-    """Return the first 9/32 of the model's blocks, at least one.
-
-    In the MoR paper, no tensor of the forward pass falls back after block 9 of 32.
-    """
+    """Return the first 9/32 of the model's blocks, at least one."""
     return blocks_of(seen)[: max(1, round(len(blocks_of(seen)) * NOTHING_AFTER / PAPERS_BLOCKS))]
 
 
@@ -209,10 +201,7 @@ def last_gradients(seen: Seen) -> float:
 
 
 def gradients_by_part(seen: Seen) -> float:
-    """Return (mean excess of the gradients of qkv and FC1) / (mean excess of those of the output projection and FC2).
-
-    The last block is left out, because the MoR paper says that all its gradients have high errors.
-    """
+    """Return (mean excess of the gradients of qkv and FC1) / (of the projection and FC2), without the last block."""
     above, under = (
         fmean(excess(seen[block, part, DY]) for block, part in product(blocks_of(seen)[:-1], parts))
         for parts in ((QKV, FC1), (OUT, FC2))
@@ -221,10 +210,7 @@ def gradients_by_part(seen: Seen) -> float:
 
 
 def early_fc1_gradients(seen: Seen) -> float:
-    """Return (least excess of FC1's gradient in the first 6/32 of the blocks) / (its mean in later blocks).
-
-    At least two blocks count as early, and the last block does not count.
-    """
+    """Return (least excess of FC1's gradient in the first 6/32 of the blocks, at least two) / (mean of the others)."""
     count = max(2, round(len(blocks_of(seen)) * FIRST_GRADIENTS / PAPERS_BLOCKS))
     excesses = [excess(seen[block, FC1, DY]) for block in blocks_of(seen)[:-1]]
     return min(excesses[:count]) / fmean(excesses[count:])
@@ -238,19 +224,13 @@ def error_by_depth(seen: Seen) -> float:
 
 
 def directions(seen: Seen) -> float:
-    """Return the excess of a gradient in its worse direction divided by the excess in its better direction.
-
-    The directions are rows and columns. The result is the geometric mean over the gradients of all blocks and parts.
-    """
+    """Return (excess of a gradient in its worse direction) / (in its better one), the geometric mean over gradients."""
     pairs = ((seen[b, p, DY], seen[b, p, tensors.DY_COLUMNS]) for b, p in product(blocks_of(seen), PARTS))
     return float(np.exp(np.mean([abs(math.log(_ratio(*pair))) for pair in pairs])))
 
 
 def fc2_directions(seen: Seen) -> float:
-    """Return (excess of FC2's input by rows) / (its excess by columns), the geometric mean over the first FEW blocks.
-
-    FEW is the number of blocks that MoR's Figure 18 shows.
-    """
+    """Return (excess of FC2's input by rows) / (by columns), the geometric mean over the first FEW blocks."""
     pairs = ((seen[block, FC2, X], seen[block, FC2, tensors.X_COLUMNS]) for block in blocks_of(seen)[:FEW])
     return float(np.exp(np.mean([math.log(_ratio(*pair)) for pair in pairs])))
 
@@ -302,11 +282,7 @@ def _start(results: Results, number: Callable[[Seen], tensors.T]) -> dict[str, t
 
 
 def _growth(results: Results, part: str, slot: str, everywhere: bool = False) -> Numbers:
-    """Return by trial the factor by which a tensor's excess grows from the first to the last window of training.
-
-    part, slot: identify the tensor in a block. everywhere: return the smallest factor of all blocks, not that of the
-    first block.
-    """
+    """Return by trial the factor by which a tensor's excess grows in block 1, or the smallest factor of all blocks."""
 
     def by_block(seen: Seen) -> dict[int, float]:
         return {block: seen[block, part, slot] for block in (blocks_of(seen) if everywhere else [1])}

@@ -54,11 +54,7 @@ class Step(NamedTuple):
 
 @figure("mor", "Figure 1")
 def figure_1(results: Results) -> Picture:
-    """Draw the Transformer block with the largest share of fallbacks, with the error and decision of each tensor.
-
-    The numbers are from the last window of steps of the finished trials of the arm Block. If there are none, the first
-    block is drawn without numbers.
-    """
+    """Draw the Transformer block with the largest share of fallbacks, with the error and decision of each tensor."""
     part = sweep_places(results, "partitions", ONE)
     if isinstance(part, NotPlanned):
         return part
@@ -117,10 +113,7 @@ def block_steps(config: DecoderConfig, block: int) -> Iterator[Step]:
 
 
 def _draw_decision(drawing: Drawing, x: float, y: float, rows: pd.DataFrame) -> None:
-    """Draw a tensor's box with its mean relative error; the colours show the shares of mini-batches in each format.
-
-    rows: the tensor's rows of the table `tensors.decisions`; without rows, the box is empty.
-    """
+    """Draw a tensor's box, shaded by the shares of mini-batches in each format; without rows, it is empty."""
     if rows.empty:
         drawing.box(x, y - 9, CHIP, 18, edge="grid")
         return
@@ -240,10 +233,7 @@ def figure_3(results: Results) -> Picture:
 
 
 def choices(rows: int, columns: int, mixture: Mixture, seed: int) -> np.ndarray:
-    """Return the index of the quantizer that the mixture chooses for each 128×128 block of a random tensor.
-
-    The tensor has rows × columns blocks, which differ in the spread of their magnitudes.
-    """
+    """Return the index of the quantizer that the mixture chooses for each 128×128 block of a random tensor."""
     generator = torch.Generator().manual_seed(seed)
     spread = 2.4 + 1.4 * torch.randn(rows, columns, generator=generator)
     deviation = spread.abs().repeat_interleave(128, 0).repeat_interleave(128, 1)
@@ -314,10 +304,7 @@ def flow(x: Tensor, spelling: str) -> tuple[float, np.ndarray]:
 
 
 def heavy_tailed(rows: int, columns: int, *, deviation: float, seed: int) -> Tensor:
-    """Return a BF16 tensor x with random signs, in which log2 |x| is normally distributed with mean 0.
-
-    deviation: the standard deviation of log2 |x|.
-    """
+    """Return a BF16 tensor with random signs, in which log2 |x| is normal with mean 0 and this standard deviation."""
     return _lognormal(rows, columns, deviation, torch.Generator().manual_seed(seed))
 
 

@@ -69,10 +69,7 @@ CONFIGURATIONS: Mapping[str, Where] = {"configuration 1": ONE, "configuration 2"
 
 @table("mor", "Fallbacks", "Tensors in BF16 over whole runs (blocks in sub-tensor arms)")
 def fallbacks(results: Results) -> TableResult:
-    """Return a table of shares of tensors in BF16, with a row for each arm in each of MoR's configurations.
-
-    Each kind of tensors in KINDS has a column, and the first window of steps. Sub-tensor arms have shares of blocks.
-    """
+    """Return a table of shares of tensors (for sub-tensor arms, blocks) in BF16, with a column for each of KINDS."""
     rows = tensors.tensors(results)
     shares = {title: tensors.fallback_shares(rows[choose(rows)]) for title, choose in KINDS.items()}
     shares["All, first window"] = tensors.fallback_shares(tensors.first_windows(rows))

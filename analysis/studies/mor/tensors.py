@@ -133,10 +133,7 @@ def fallback_shares(rows: pd.DataFrame) -> dict[str, float]:
 
 
 def below(rows: pd.DataFrame, threshold: float) -> dict[str, float]:
-    """Return by trial the share of relative errors that are below the threshold; each row has equal weight.
-
-    Raise ValueError if the threshold is not an edge of the histograms' bins.
-    """
+    """Return by trial the share of errors below a threshold that is an edge of the bins; rows weigh the same."""
     edges = np.flatnonzero(np.isclose(EDGES, threshold))
     if len(edges) != 1:
         raise ValueError(

@@ -282,10 +282,7 @@ def f2() -> Exact:
 
 
 def kept(model: str, first: int, last: int) -> tuple[int, int]:
-    """Return how many linear layers of a preset NVFP4's recipe keeps in BF16, and the number of all linear layers.
-
-    first, last: how many blocks at the start and at the end of the model stay in BF16.
-    """
+    """Return how many linear layers of a preset stay in BF16 in its first and last blocks, and how many it has."""
     found = list(linear_layers(on_meta(MODELS[model])))
     recipe = replace(load_recipe("nvfp4"), keep=Keep(first=first, last=last))
     return len(keep(recipe, found, 1 + max(layer.block for layer in found))), len(found)
@@ -293,11 +290,7 @@ def kept(model: str, first: int, last: int) -> tuple[int, int]:
 
 @exact("nvfp4", "N26")
 def n26() -> Exact:
-    """Check that the shares of layers in BF16, rounded to whole percent, are those that the paper states.
-
-    In the paper, the linear layers of the first two and the last eight blocks of the 12B model are in BF16, and of the
-    8B model those of the last eight blocks.
-    """
+    """Check that the shares of layers in BF16, rounded to whole percent, are those that the paper states."""
     found = {"12B": kept("hybrid-12b", 2, 8), "8B": kept("hybrid-8b", 0, 8)}
     stated = {name: NUMBERS[f"kept-{name.lower()}"].value for name in found}
     holds = all(abs(of / layers - stated[name]) < 0.005 for name, (of, layers) in found.items())

@@ -89,11 +89,7 @@ def longer(results: Results) -> Longer | NoData | NotPlanned:
 
 
 def crossing(times: Sequence[float], changes: Sequence[float]) -> float | None:
-    """Return the multiple of NVFP4's tokens at which the change of MXFP4's loss from NVFP4's first falls to 0.
-
-    times: MXFP4's numbers of tokens divided by NVFP4's, in ascending order. changes: the change of the loss at each
-    of them; between them, it is interpolated linearly. Return None if the change never falls from above 0 to 0.
-    """
+    """Return at which multiple of tokens the change first falls to 0, interpolated linearly; None if it never does."""
     for (t, a), (u, b) in pairwise(zip(times, changes, strict=True)):
         if a > 0 >= b:
             return t + (u - t) * a / (a - b)
@@ -179,10 +175,7 @@ class Errors:
     seeds: int  # the number of seeds
 
     def heat_map(self, most: float, x_label: str) -> HeatMap:
-        """Return the heat map of the arm; cells of layers that stay in high precision are empty.
-
-        most: the error with the darkest shade.
-        """
+        """Return the heat map of the arm; cells of layers that stay in high precision are empty."""
         table = self.table.reindex(columns=range(1, 1 + int(self.table.columns.to_numpy()[-1]))).fillna(0.0)
         rows = tuple(HeatRow(label, table.loc[part].to_numpy()) for part, label in PARTS.items() if part in table.index)
         return HeatMap(rows, tuple(map(str, table)), self.title, x_label, most, _in_percent)

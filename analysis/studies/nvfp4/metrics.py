@@ -1,7 +1,4 @@
-"""Metrics of NVFP4's trials that claims compare: losses before the learning rate decays, and errors of gradients.
-
-A metric is a number for each trial, by its id.
-"""
+"""Metrics of NVFP4's trials that claims compare: losses before the learning rate decays, and errors of gradients."""
 
 from __future__ import annotations
 
@@ -64,10 +61,7 @@ def _errors_by_block(results: Results) -> dict[str, list[float]]:
 
 @metric("nvfp4", "last_gradient_errors")
 def last_gradient_errors(results: Results) -> Mapping[str, float]:
-    """Return, by trial, (mean error of weight gradients in the model's last fifth of blocks) − (mean in other blocks).
-
-    Errors are relative, as `gradient_errors` defines them.
-    """
+    """Return (mean error of weight gradients in the last fifth of the blocks) − (mean in other blocks), by trial."""
     found = {}
     for trial, errors in _errors_by_block(results).items():
         last = max(1, round(len(errors) / LAST_PART))

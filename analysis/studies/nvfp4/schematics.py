@@ -99,10 +99,7 @@ def figure_1(results: Results) -> Picture:
 
 
 def _codes(drawing: Drawing, x: float, top: float, of: Matrix, part: tuple[slice, slice], width: float) -> None:
-    """Draw codes as hexadecimal digits, shaded by the values' magnitudes; frame the greatest of each block.
-
-    x, top: the upper left corner. part: the rows and columns to draw. width: that of a code.
-    """
+    """Draw codes as hexadecimal digits, shaded by the values' magnitudes; frame the greatest of each block."""
     words = [[f"{code:X}" for code in row] for row in of.codes[part]]
     drawing.grid(x, top, (width, CELL), words, shades()(abs(of.values[part]) / 6))
     for i, j in np.argwhere(of.greatest[part]):
@@ -139,10 +136,7 @@ def figure_5(results: Results) -> Picture:
 
 
 def recipe_of(plan: Plan) -> tuple[Recipe, str]:
-    """Return the recipe of the arm `nvfp4` in the plan's sweep `recipe`, and the dtype in which its model computes.
-
-    If the plan does not have this arm, return the recipe `nvfp4` with its default settings and bf16.
-    """
+    """Return the recipe and dtype of the plan's arm `nvfp4`; without this arm, the recipe's defaults and bf16."""
     for member in plan.members:
         if (member.cell.sweep, member.cell.arm) == ("recipe", "nvfp4"):
             trial = plan.trials[member.id].trial

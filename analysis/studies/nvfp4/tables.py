@@ -107,11 +107,7 @@ def _attribute(row: str) -> Fact:
 
 
 def architecture(results: Results, name: str, preset: str, sweeps: tuple[str, ...]) -> TableResult:
-    """Return a table of a model's settings: our preset of the paper's model, and the model of this scale.
-
-    The preset's column also has the paper's numbers. name: the table's id. preset: the preset's name. sweeps: the
-    first one with trials has the model of this scale.
-    """
+    """Return a table of settings: our preset beside the paper's numbers, and this scale's model, of the first sweep."""
     printed, whole = paper("nvfp4").table(name), MODELS[preset]
     parts = (family_places(results, arm_table("nvfp4"), sweep) for sweep in sweeps)
     part = next((one for one in parts if one.members), results.of_places(()))
