@@ -54,15 +54,6 @@ class Error:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """The mean of a sample with its confidence interval, and the standard deviation of the values."""
-
-    mean: float
-    sd: float | None  # None for a single value
-    interval: Interval | None  # the interval of the mean; None for a single value
-
-
-@dataclass(frozen=True)
 class Estimate:
     """The mean of n values with its standard error; tests and intervals use Student's t."""
 
@@ -99,14 +90,6 @@ def estimate(values: ArrayLike, shared: Error | None = None, noise: Error | None
     variance = sum(part.error**2 for part in parts)
     df = variance**2 / sum(part.error**4 / part.df for part in parts) if variance else parts[0].df
     return Estimate(x.size, float(x.mean()), math.sqrt(variance), df)
-
-
-def summary(values: ArrayLike, level: float = LEVEL) -> Summary:
-    """Return the mean of the values with Student's t interval at this level, and their standard deviation."""
-    x, estimated = _finite(values), estimate(values)
-    if estimated is None:
-        return Summary(float(x[0]), None, None)
-    return Summary(estimated.mean, float(x.std(ddof=1)), estimated.interval(level))
 
 
 def median_interval(values: ArrayLike, level: float = LEVEL) -> Interval | None:

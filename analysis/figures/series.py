@@ -6,14 +6,15 @@ that diverged are left out; if all seeds diverged, they are all kept. The notes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from fewbits.analysis.engine.results.frames import Damaged, Results
-from fewbits.analysis.engine.statistics import ALPHA, Summary, summary
+from fewbits.analysis.engine.statistics import ALPHA, estimate
 from fewbits.analysis.figures.theme import Array
 from fewbits.sweeps.planning.store import State
 
@@ -114,9 +115,8 @@ def change(frame: pd.DataFrame, arm: str, baseline: str) -> Series | None:
     if not seeds or steps.empty:
         return None
     a, b = (table.loc[steps, seeds].to_numpy(float) for table in (ours, theirs))
-    found = [summary(row, 1 - 2 * ALPHA) for row in (a - b) / np.abs(b)]
     trials = (*trials_of(frame, arm), *trials_of(frame, baseline))
-    return Series(steps.to_numpy(float), means_of(found), band_of(found), trials)
+    return Series(steps.to_numpy(float), *means_with_band((a - b) / np.abs(b)), trials)
 
 
 def thinned(series: Series | None) -> Series | None:
@@ -129,16 +129,12 @@ def thinned(series: Series | None) -> Series | None:
     return Series(series.tokens[width - 1 : whole : width], mean, None, series.trials)
 
 
-def means_of(found: Sequence[Summary]) -> Array:
-    return np.array([one.mean for one in found])
-
-
-def band_of(found: Sequence[Summary]) -> Band | None:
-    """Return the lower and upper ends of the summaries' intervals; None if a summary has no interval."""
-    intervals = [one.interval for one in found if one.interval is not None]
-    if not intervals or len(intervals) < len(found):
-        return None
-    return np.array([i.low for i in intervals]), np.array([i.high for i in intervals])
+def means_with_band(samples: Iterable[ArrayLike]) -> tuple[Array, Band | None]:
+    """Return the mean of each sample, and the ends of their 90 % intervals; None if a sample is a single value."""
+    values = [np.asarray(sample, float) for sample in samples]
+    intervals = [one.interval(1 - 2 * ALPHA) for one in map(estimate, values) if one is not None]
+    band = np.array([i.low for i in intervals]), np.array([i.high for i in intervals])
+    return np.array([one.mean() for one in values]), band if len(intervals) == len(values) else None
 
 
 def switches(part: Results, arms: Sequence[str]) -> tuple[float, ...]:

@@ -71,7 +71,7 @@ class Entry(Generic[M]):
     make: M  # the function that makes it from the results
 
 
-@dataclass
+@dataclass(frozen=True)
 class StudyRegistry:
     """The tables and figures of one study: the paper's in the paper's order, then our own in the order of registration.
 
@@ -79,86 +79,62 @@ class StudyRegistry:
     """
 
     study: str
-    loaded: bool = False  # whether the tables and figures of tables.yaml and figures.yaml are registered
-    _tables: dict[str, Entry[MakeTable]] = field(default_factory=dict)
-    _figures: dict[str, Entry[MakeFigure]] = field(default_factory=dict)
+    made_tables: dict[str, Entry[MakeTable]] = field(default_factory=dict)  # in the order of registration
+    made_figures: dict[str, Entry[MakeFigure]] = field(default_factory=dict)
 
     @property
     def table_ids(self) -> list[str]:
-        return list(dict.fromkeys([*(table.id for table in paper(self.study).tables), *self._tables]))
+        return list(dict.fromkeys([*(table.id for table in paper(self.study).tables), *self.made_tables]))
 
     @property
     def figure_ids(self) -> list[str]:
-        return list(dict.fromkeys([*(figure.id for figure in paper(self.study).figures), *self._figures]))
+        return list(dict.fromkeys([*(figure.id for figure in paper(self.study).figures), *self.made_figures]))
 
     @property
     def tables(self) -> list[Entry[MakeTable]]:
-        return [self._tables[name] for name in self.table_ids if name in self._tables]
+        return [self.made_tables[name] for name in self.table_ids if name in self.made_tables]
 
     @property
     def figures(self) -> list[Entry[MakeFigure]]:
-        return [self._figures[name] for name in self.figure_ids if name in self._figures]
+        return [self.made_figures[name] for name in self.figure_ids if name in self.made_figures]
 
-    def add_table(self, name: str, make: MakeTable, title: str | None = None) -> None:
-        """Register the function that makes the table with the id `name`. title: only for a table of our own.
 
-        Raise ValueError if the id is already registered or, without a title, if the paper has no such table.
-        """
-        printed = paper(self.study).table(name).title if title is None else title
-        self._add(self._tables, Entry(name, printed, title is None, make))
-
-    def add_figure(self, name: str, make: MakeFigure, title: str | None = None) -> None:
-        """Register the function that makes the figure with the id `name`, as `add_table` does."""
-        printed = paper(self.study).figure(name).title if title is None else title
-        self._add(self._figures, Entry(name, printed, title is None, make))
-
-    def _add(self, entries: dict[str, Entry[M]], entry: Entry[M]) -> None:
-        if entry.id in entries:
-            raise ValueError(f"{self.study}: {entry.id} is registered twice; its id must be unique")
-        entries[entry.id] = entry
-
-    def add_declared(self, of: Declared) -> None:
-        """Register what tables.yaml and figures.yaml declare; a figure without a title is the paper's."""
-        for arms in of.arms:
-            self.add_table(arms.id, partial(arms_table, study=self.study, of=arms), arms.title)
-        for training in of.training:
-            self.add_figure(training.id, partial(training_figure, study=self.study, of=training), training.title)
-        for scores in of.scores:
-            self.add_figure(scores.id, partial(scores_figure, study=self.study, of=scores))
-        for effects in of.effects:
-            self.add_figure(effects.id, partial(effects_picture, study=self.study, of=effects), effects.title)
-        for probes in filter(None, [of.probes]):
-            self.add_figure(probes.id, partial(probes_figure, study=self.study, of=probes), probes.title)
+_registry = cache(StudyRegistry)
 
 
 @cache
-def _registry(study: str) -> StudyRegistry:
-    one_of("study", study, STUDIES)
-    return StudyRegistry(study)
-
-
 def study_registry(study: str) -> StudyRegistry:
     """Return the registry of a study with all its tables and figures: those of its modules and of its YAML files."""
-    registry = _registry(study)
+    one_of("study", study, STUDIES)
     for path in sorted((FOLDER / study).glob("*.py")):
         if path.stem != "notebook":
             import_module(f"fewbits.analysis.studies.{study}.{path.stem}")
-    if not registry.loaded:
-        registry.loaded = True
-        registry.add_declared(declared(study))
-    return registry
+    of = declared(study)
+    for arms in of.arms:
+        table(study, arms.id, arms.title)(partial(arms_table, study=study, of=arms))
+    for training in of.training:
+        figure(study, training.id, training.title)(partial(training_figure, study=study, of=training))
+    for scores in of.scores:
+        figure(study, scores.id)(partial(scores_figure, study=study, of=scores))
+    for effects in of.effects:
+        figure(study, effects.id, effects.title)(partial(effects_picture, study=study, of=effects))
+    if of.probes:
+        figure(study, of.probes.id, of.probes.title)(partial(probes_figure, study=study, of=of.probes))
+    return _registry(study)
 
 
 def table(study: str, name: str, title: str | None = None) -> Callable[[MakeTable], MakeTable]:
     """Register the decorated function as the table with the id `name`. title: only for a table of our own."""
-    return partial(_registered, _registry(study).add_table, name, title)
+    return partial(_register, _registry(study).made_tables, name, title or paper(study).table(name).title, not title)
 
 
 def figure(study: str, name: str, title: str | None = None) -> Callable[[MakeFigure], MakeFigure]:
     """Register the decorated function as the figure with the id `name`. title: only for a figure of our own."""
-    return partial(_registered, _registry(study).add_figure, name, title)
+    return partial(_register, _registry(study).made_figures, name, title or paper(study).figure(name).title, not title)
 
 
-def _registered(add: Callable[[str, M, str | None], None], name: str, title: str | None, make: M) -> M:
-    add(name, make, title)
+def _register(entries: dict[str, Entry[M]], name: str, title: str, of_paper: bool, make: M) -> M:
+    if name in entries:
+        raise ValueError(f"{name} is registered twice; its id must be unique")
+    entries[name] = Entry(name, title, of_paper, make)
     return make

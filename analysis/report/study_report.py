@@ -128,7 +128,7 @@ class StudyReport:
         """Return the table in long form, a row for each cell; without data it is empty, and its display says why."""
         one_of(f"table of {self.study}", name, self.registry.table_ids)
         self.shown.add(name)
-        entry = next((entry for entry in self.registry.tables if entry.id == name), None)
+        entry = self.registry.made_tables.get(name)
         result = entry.make(self.results) if entry else None
         if not isinstance(result, TableResult):
             return shown_frame((), name, self._framed(name, entry, result))
@@ -144,7 +144,7 @@ class StudyReport:
         """Return the figure with this id as a matplotlib Figure; without data, it shows the reason (`missing`)."""
         one_of(f"figure of {self.study}", name, self.registry.figure_ids)
         self.shown.add(name)
-        entry = next((entry for entry in self.registry.figures if entry.id == name), None)
+        entry = self.registry.made_figures.get(name)
         result = entry.make(self.results) if entry else None
         if not isinstance(result, FigureResult):
             html = self._framed(name, entry, result)

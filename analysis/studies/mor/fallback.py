@@ -15,10 +15,9 @@ from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.pairing import paired, sample
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.engine.results.places import BASELINE, arm_table, not_planned, sweep_places
-from fewbits.analysis.engine.statistics import ALPHA, summary
 from fewbits.analysis.figures import series
 from fewbits.analysis.figures.panels import Line, Panel, PaperMark, Rule, curve_figure
-from fewbits.analysis.figures.series import band_of, means_of
+from fewbits.analysis.figures.series import means_with_band
 from fewbits.analysis.figures.theme import QUIET, STYLES, Style
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
@@ -37,8 +36,8 @@ Values = Mapping[float, Sequence[float]]  # by x, a number for each seed
 
 def line_of(found: Values, style: Style, label: str) -> Line:
     """Return the line of means over seeds, with their 90 % intervals."""
-    means = [summary(found[x], 1 - 2 * ALPHA) for x in sorted(found)]
-    return Line(np.array(sorted(found)), means_of(means), style, label, band_of(means), points=True)
+    means, band = means_with_band(found[x] for x in sorted(found))
+    return Line(np.array(sorted(found)), means, style, label, band, points=True)
 
 
 # -------------------------------------------------------------------------------- over training

@@ -17,10 +17,9 @@ from fewbits.analysis.engine.results.data import NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.engine.results.places import arm_table, family_places, not_planned, sweep_places
-from fewbits.analysis.engine.statistics import ALPHA, summary
 from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure
 from fewbits.analysis.figures.panels import ROW, Line, Panel, Rule, curve_figure
-from fewbits.analysis.figures.series import band_of, means_of
+from fewbits.analysis.figures.series import means_with_band
 from fewbits.analysis.figures.theme import BASELINE, STYLES, Style
 from fewbits.analysis.figures.training import (
     ArmCurves,
@@ -122,8 +121,8 @@ def _longer_panels(of: Longer | NoData, nvfp4: Style) -> list[Panel]:
         return [Panel(title, y_label="from scratch", empty=why_missing(of)) for title in TITLES]
 
     def line(x: Sequence[float], found: pd.DataFrame, style: Style, points: bool) -> Line:
-        means = [summary(found[arm], 1 - 2 * ALPHA) for arm in found]
-        return Line(np.array(x), means_of(means), style, "", band_of(means), points=points)
+        means, band = means_with_band(found[arm] for arm in found)
+        return Line(np.array(x), means, style, "", band, points=points)
 
     level = line([of.times[0], of.times[-1]], of.losses[[NVFP4, NVFP4]].set_axis([0, 1], axis=1), nvfp4, False)
     papers = paper("nvfp4").numbers["mxfp4-tokens"].value

@@ -26,7 +26,6 @@ from fewbits.analysis.engine.statistics import (
     extra_tokens,
     fisher,
     relative_slope,
-    summary,
 )
 
 RNG = np.random.default_rng(5)
@@ -57,7 +56,6 @@ def test_shared_errors_are_added_and_one_value_needs_noise() -> None:
     assert added.error == pytest.approx(math.hypot(alone.error, 0.05))
     assert alone.df == 3 < added.df < 13
     assert estimate([0.1]) is None
-    assert summary([0.1]).interval is None
     one = estimate([0.1], noise=Error(0.02, 2))
     assert one is not None
     assert (one.error, one.df) == (0.02, 2)
