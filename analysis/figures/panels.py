@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import EngFormatter, FuncFormatter, NullFormatter
 from matplotlib.transforms import ScaledTranslation, Transform
 
 from fewbits.analysis.figures.theme import SMALL, WIDTH, Array, Style, theme
@@ -85,14 +85,6 @@ def percent(*, signed: bool = False) -> FuncFormatter:
         return (f"+{text}" if signed and float(text) > 0 else text).replace("-", "−")
 
     return FuncFormatter(spell)
-
-
-def counted(value: float, _: object = None) -> str:
-    """Return a large number as short text, such as 300 k or 1.2 M."""
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= size:
-            return f"{value / size:.4g} {unit}"
-    return f"{value:.4g}"
 
 
 def bar_figure(
@@ -282,7 +274,7 @@ def _draw_line(axes: Axes, line: Line) -> None:
 
 
 def _format(axes: Axes, panel: Panel) -> None:
-    formats = {"tokens": FuncFormatter(counted), "percent": percent(), "change": percent(signed=True)}
+    formats = {"tokens": EngFormatter(), "percent": percent(), "change": percent(signed=True)}
     for axis, kind in ((axes.xaxis, panel.x_axis), (axes.yaxis, panel.y_axis)):
         if kind in formats:
             axis.set_major_formatter(formats[kind])

@@ -209,18 +209,7 @@ def _scores(results: Results, tasks: Sequence[Task]) -> dict[str, float]:
 # ------------------------------------------------------------------------------------------------ settings
 
 
-@dataclass(frozen=True)
-class Lineage:
-    """The trials that lead to an arm's result: its trunks from first to last, if there are any, and its own trial."""
-
-    trials: tuple[Trial, ...]
-
-    @property
-    def arm(self) -> Trial:
-        """The arm's own trial."""
-        return self.trials[-1]
-
-
+Lineage = tuple[Trial, ...]  # the trunks of an arm's trial, from first to last, and the trial itself
 Describe = Callable[[Lineage], str]  # returns one setting as text
 
 
@@ -241,11 +230,11 @@ class SettingsColumn:
         trials = tuple(trial_ids(self.part, self.arm, self.where).values())
         if not trials:
             return TableCell(not_planned(self.part), value, source, comparable=False)
-        ours = Setting(describe(Lineage(_line(self.part, trials[0]))), trials, assumed=value is None)
+        ours = Setting(describe(_line(self.part, trials[0])), trials, assumed=value is None)
         return TableCell(ours, value, source, comparable=False)
 
 
-def _line(results: Results, trial: str) -> tuple[Trial, ...]:
+def _line(results: Results, trial: str) -> Lineage:
     """Return the trial with this id after its ancestors (parent, its parent …), oldest first."""
     planned = results.plan.trials[trial]
     return (*(() if planned.parent is None else _line(results, planned.parent)), planned.trial)
@@ -272,38 +261,38 @@ def settings_table(
 
 def model(line: Lineage) -> str:
     """Return the name of the model that an arm trains, and the model's number of parameters."""
-    return f"{line.arm.model.name}, {parameters(line.arm.model) / 1e6:,.1f} M parameters"
+    return f"{line[-1].model.name}, {parameters(line[-1].model) / 1e6:,.1f} M parameters"
 
 
 def _warmup(line: Lineage) -> str:
-    first = line.trials[0]
+    first = line[0]
     steps = first.schedule.warmup_steps or round(first.schedule.warmup_fraction * first.training.steps)
     return f"{steps:,} steps"
 
 
 def _final_rate(line: Lineage) -> str:
-    arm = line.arm
+    arm = line[-1]
     return f"{arm.optimizer.lr * factor(arm.schedule, arm.training.steps - 1, arm.training.steps):.2g}"
 
 
 def _optimizer(line: Lineage) -> str:
-    o = line.arm.optimizer
+    o = line[-1].optimizer
     return f"{o.kind}, β {o.beta1:g} and {o.beta2:g}, weight decay {o.weight_decay:g}, gradients clipped at {o.clip:g}"
 
 
 # Id of the row in a paper's table → function that returns our setting.
 SETTINGS: dict[str, Describe] = {
-    "data": lambda line: f"{line.arm.data.kind}, {line.arm.data.tokenizer}",
-    "tokens": lambda line: number(sum(map(tokens_of, line.trials))),
-    "schedule": lambda line: ", then ".join(f"{t.schedule.kind} for {t.training.steps:,} steps" for t in line.trials),
-    "peak": lambda line: f"{max(t.optimizer.lr for t in line.trials):.2g}",
+    "data": lambda line: f"{line[-1].data.kind}, {line[-1].data.tokenizer}",
+    "tokens": lambda line: number(sum(map(tokens_of, line))),
+    "schedule": lambda line: ", then ".join(f"{t.schedule.kind} for {t.training.steps:,} steps" for t in line),
+    "peak": lambda line: f"{max(t.optimizer.lr for t in line):.2g}",
     "final": _final_rate,
-    "batch": lambda line: f"{line.arm.training.batch:,}",
+    "batch": lambda line: f"{line[-1].training.batch:,}",
 }
 # Settings that papers do not state: title of our row → function that returns our setting.
 UNSTATED: dict[str, Describe] = {
-    "Sequence": lambda line: f"{line.arm.training.length:,} tokens",
+    "Sequence": lambda line: f"{line[-1].training.length:,} tokens",
     "Warm-up": _warmup,
     "Optimizer": _optimizer,
-    "FLOPs of one arm": lambda line: number(float(f"{sum(map(work_of, line.trials)):.2g}")),
+    "FLOPs of one arm": lambda line: number(float(f"{sum(map(work_of, line)):.2g}")),
 }

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from itertools import product
@@ -121,14 +121,7 @@ class Needs:
 
     def and_also(self, more: Needs) -> Needs:
         """Return the needs of both."""
-        return Needs(
-            max(self.parameters, more.parameters),
-            max(self.tokens, more.tokens),
-            more.scores or self.scores,
-            more.data or self.data,
-            more.trained or self.trained,
-            more.other or self.other,
-        )
+        return Needs(*map(max, astuple(self), astuple(more)))
 
 
 @dataclass(frozen=True)
@@ -317,15 +310,14 @@ def studies_with_claims() -> tuple[str, ...]:
 
 def pilots_of(study: str, scale: str, seeds: Iterable[int]) -> dict[int, str]:
     """Return {seed: description of the pilot} for those of `seeds` whose results shaped the design of this scale."""
-    known = _pilots(study, scale)
+    designs = [one for one in _designs() if one["study"] == study and scale in one["scales"]]
+    known = {seed: pilot["by"] for one in designs for pilot in one["shaped"] for seed in pilot["seeds"]}
     return {seed: known[seed] for seed in seeds if seed in known}
 
 
 @cache
-def _pilots(study: str, scale: str) -> Mapping[int, str]:
-    designs = [one for one in yaml.safe_load(SEEDS.read_text("utf-8")) if one["study"] == study]
-    shaped = [pilot for design in designs if scale in design["scales"] for pilot in design["shaped"]]
-    return {seed: pilot["by"] for pilot in shaped for seed in pilot["seeds"]}
+def _designs() -> list[dict[str, Any]]:
+    return yaml.safe_load(SEEDS.read_text("utf-8"))
 
 
 # -------------------------------------------------------------------------------- comparisons

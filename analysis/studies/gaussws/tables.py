@@ -104,21 +104,21 @@ def table_c1(results: Results) -> TableResult:
 
 SWEEPS = {"gpt2-124m": "gpt2", "llama2-134m": "llama2", "llama2-1b": "large"}  # by column of the paper's table
 SETTINGS: dict[str, Describe] = {
-    "length": lambda line: f"{line.arm.training.length:,}",
-    "local": lambda line: f"{line.arm.training.micro_batch:,}",
-    "steps": lambda line: " + ".join(f"{t.training.steps:,}" for t in line.trials),
-    "warmup": lambda line: f"{line.trials[0].schedule.warmup_steps:,}",
-    "tokens": lambda line: number(sum(map(tokens_of, line.trials)) / 1e6),
-    "lr": lambda line: f"{line.arm.optimizer.lr:.2g} to {line.arm.optimizer.lr * line.arm.schedule.final_ratio:.2g}",
-    "decay": lambda line: f"{line.arm.optimizer.weight_decay:g}",
-    "lambda": lambda line: f"{line.arm.recipe.sampler.penalty:g}",
+    "length": lambda line: f"{line[-1].training.length:,}",
+    "local": lambda line: f"{line[-1].training.micro_batch:,}",
+    "steps": lambda line: " + ".join(f"{t.training.steps:,}" for t in line),
+    "warmup": lambda line: f"{line[0].schedule.warmup_steps:,}",
+    "tokens": lambda line: number(sum(map(tokens_of, line)) / 1e6),
+    "lr": lambda line: f"{line[-1].optimizer.lr:.2g} to {line[-1].optimizer.lr * line[-1].schedule.final_ratio:.2g}",
+    "decay": lambda line: f"{line[-1].optimizer.weight_decay:g}",
+    "lambda": lambda line: f"{line[-1].recipe.sampler.penalty:g}",
 }
 UNSTATED: dict[str, Describe] = {
-    "Learning rate of b_i": lambda line: f"{line.arm.optimizer.bits_lr_ratio:g} × the weights' rate",
-    "Weight decay of b_i": lambda line: f"{bits_decay(line.arm):g}",
+    "Learning rate of b_i": lambda line: f"{line[-1].optimizer.bits_lr_ratio:g} × the weights' rate",
+    "Weight decay of b_i": lambda line: f"{bits_decay(line[-1]):g}",
     "Optimizer": lambda line: (
-        f"β {line.arm.optimizer.beta1:g} and {line.arm.optimizer.beta2:g}, ε "
-        f"{line.arm.optimizer.eps:g}, gradients clipped at {line.arm.optimizer.clip}"
+        f"β {line[-1].optimizer.beta1:g} and {line[-1].optimizer.beta2:g}, ε "
+        f"{line[-1].optimizer.eps:g}, gradients clipped at {line[-1].optimizer.clip}"
     ),
 }
 
@@ -129,7 +129,7 @@ def _column(results: Results, column: Column) -> SettingsColumn:
     trials = [] if isinstance(part, NotPlanned) else [part.plan.trials[name] for name in trial_ids(part, OURS).values()]
     ranks = max((planned.resources.ranks for planned in trials), default=1)
     settings = SETTINGS | {
-        "accumulation": lambda line: f"{line.arm.training.batch // line.arm.training.micro_batch // ranks:,}",
+        "accumulation": lambda line: f"{line[-1].training.batch // line[-1].training.micro_batch // ranks:,}",
         "ranks": lambda _: f"{ranks:,}",
     }
     return SettingsColumn(column.title, part, OURS, settings=settings)

@@ -86,6 +86,18 @@ def mean_error(results: Results) -> Numbers:
     return tensors.by_id(tensors.tensors(results).groupby("id")["error"].mean())
 
 
+@metric("mor", "largest_accepted")
+def largest_accepted(results: Results) -> Numbers:
+    """Return the greatest error that a mixture accepted, by trial; trials whose mixture has no limit are left out.
+
+    If a window has mini-batches on both sides of the limit, the greatest accepted error is not recorded; the limit
+    stands for it.
+    """
+    rows = tensors.tensors(results)
+    taken = rows[(rows["share_0"] > 0) & rows["limit"].notna()]
+    return tensors.by_id(taken[["error_max", "limit"]].min(axis=1).groupby(taken["id"]).max())
+
+
 def _by_side(results: Results) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
     """Yield (trial, tensors whose error exceeds THRESHOLD, all others) for trials that have both."""
     rows = tensors.tensors(results).dropna(subset=["flushed"])

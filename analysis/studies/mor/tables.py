@@ -1,9 +1,4 @@
-"""Make MoR's Tables 1 to 4 with the paper's numbers and ours, and three tables that the paper does not have.
-
-These three tables show fallbacks, accepted errors, and the effect of rounding to BF16 after quantized values are
-divided by their scale. A change is a difference between the validation losses of an arm and its baseline with the same
-seed, in percent of the baseline's loss.
-"""
+"""Make MoR's Tables 1 to 4 with the paper's numbers and ours, and a table of our own: tensors in BF16 by kind."""
 
 from __future__ import annotations
 
@@ -13,20 +8,17 @@ from itertools import product
 
 import pandas as pd
 
-from fewbits.analysis.engine.claims.schema import LOSS
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
-from fewbits.analysis.engine.results.places import BASELINE, Where, arm_table, not_planned, trial_ids
-from fewbits.analysis.report.items import Setting, Table, TableCell, TableResult, TableRow
+from fewbits.analysis.engine.results.places import BASELINE, Where, arm_table, trial_ids
+from fewbits.analysis.report.items import TableResult, TableRow
 from fewbits.analysis.report.registry import table
 from fewbits.analysis.studies.mor import tensors
 from fewbits.analysis.studies.mor.tensors import FC1, FC2, ONE, OUT, QKV, TWO
 from fewbits.analysis.tables.cells import (
-    BLANK,
     PERCENT,
     UNSTATED,
     SettingsColumn,
-    change,
     paper_losses,
     settings_table,
     share,
@@ -63,7 +55,7 @@ KINDS: Mapping[str, Callable[[pd.DataFrame], pd.Series]] = {
     "Gradients": lambda rows: rows["slot"].str.endswith(".dy"),
     "FC2's activations": lambda rows: (rows["part"] == FC2) & rows["slot"].str.endswith(".x"),
 }
-MIXTURES, BY_BLOCKS = ARMS.lists["mixtures"], ARMS.lists["by blocks"]
+MIXTURES = ARMS.lists["mixtures"]
 CONFIGURATIONS: Mapping[str, Where] = {"configuration 1": ONE, "configuration 2": TWO}
 
 
@@ -81,38 +73,3 @@ def fallbacks(results: Results) -> TableResult:
             cells = [share(results, of, arm, where, printed if t == "All" else None) for t, of in shares.items()]
             made.append(TableRow(f"{ARMS.title(arm)}, {name}", tuple(cells), "%"))
     return TableResult(tuple(shares), tuple(made), ("All tensors and windows have equal weight",))
-
-
-@table("mor", "Errors and losses", "The largest error that an arm accepted, and its loss (M19)")
-def errors_and_losses(results: Results) -> TableResult:
-    """Return a table by arm: the largest error of a tensor that its mixture accepted, and the change of the loss."""
-    accepted = tensors.largest_accepted(tensors.tensors(results))
-    rows = []
-    for arm in MIXTURES:
-        if results.has(arm, ONE):
-            by_blocks = TableCell(Setting("by blocks"))
-            largest = by_blocks if arm in BY_BLOCKS else share(results, accepted, arm, ONE)
-            rows.append(TableRow(ARMS.title(arm), (largest, change(results, LOSS, arm, where=ONE)), "%"))
-    notes = ("If some error exceeded the threshold, the largest accepted one was not recorded; the threshold is shown",)
-    return TableResult(("Largest error", "Change of validation loss"), tuple(rows), notes)
-
-
-@table("mor", "Second rounding", "Scalings with and without rounding to BF16 after descaling")
-def second_rounding(results: Results) -> Table:
-    """Return a table of changes of the loss by scaling: from no quantization, and from GAM.
-
-    Each change is shown with and without rounding to BF16 after descaling, which divides quantized values by the scale.
-    If the scale is a power of two, the results are exact in BF16; otherwise this rounding is a second one after E4M3's.
-    """
-    if not results.has("fp32", ONE):
-        return not_planned(results)
-
-    def cells(arm: str, plain: str) -> tuple[TableCell, ...]:
-        pairs = [(arm, BASELINE), (plain, "fp32"), *(() if arm == "block" else ((arm, "block"), (plain, "fp32-gam")))]
-        found = [change(results, LOSS, ours, baseline, ONE) for ours, baseline in pairs]
-        return tuple([*found, BLANK, BLANK][:4])
-
-    arms = {"GAM": ("block", "fp32-gam"), "FP32 amax": ("amax", "fp32-amax"), "E8M0": ("e8m0", "fp32-e8m0")}
-    rows = tuple(TableRow(title, cells(*names), "%") for title, names in arms.items())
-    columns = ("From BF16, rounded to BF16", "From FP32, not rounded", "From GAM, rounded", "From GAM, not rounded")
-    return TableResult(columns, rows, ("Changes of the validation loss",))

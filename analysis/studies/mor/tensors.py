@@ -31,10 +31,8 @@ X_COLUMNS, W_COLUMNS, DY_COLUMNS = "wgrad.x", "dgrad.w", "wgrad.dy"
 FORWARD = (X, W, X_COLUMNS, W_COLUMNS)
 KEY = ["id", "block", "part", "slot"]
 THRESHOLD = paper("mor").numbers["threshold"].value
-COUNTED, ENTRIES = (
-    BINS.stop - BINS.start,
-    CHOICES.stop - CHOICES.start,
-)  # bins; counts of choices
+COUNTED = BINS.stop - BINS.start  # bins
+ENTRIES = CHOICES.stop - CHOICES.start  # counts of choices
 EDGES = np.append(np.arange(0, COUNTED) * 0.005, np.inf)  # the bounds of the bins
 TRUNK, WATCHED = "trunk", "watched"
 ONE, TWO = {"configuration": "1"}, {"configuration": "2"}
@@ -142,16 +140,6 @@ def below(rows: pd.DataFrame, threshold: float) -> dict[str, float]:
         )
     under = [sum(counts[: edges[0]]) / sum(counts) for counts in rows["histogram"]]
     return by_id(pd.Series(under, index=rows["id"], dtype=float).groupby(level=0).mean())
-
-
-def largest_accepted(rows: pd.DataFrame) -> dict[str, float]:
-    """Return the greatest error that a mixture accepted, by trial; trials whose mixture has no limit are left out.
-
-    If a window has mini-batches on both sides of the limit, the greatest accepted error is not recorded; the limit
-    stands for it.
-    """
-    taken = rows[(rows["share_0"] > 0) & rows["limit"].notna()]
-    return by_id(taken[["error_max", "limit"]].min(axis=1).groupby(taken["id"]).max())
 
 
 def blocks_of(seen: Seen) -> list[int]:
