@@ -33,22 +33,17 @@ class Side(StrEnum):
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval from low to high."""
-
     low: float
     high: float
     level: float  # the confidence level, for example 0.95
 
     @property
     def half(self) -> float:
-        """Half of the interval's width."""
         return (self.high - self.low) / 2
 
 
 @dataclass(frozen=True)
 class Error:
-    """A standard error with its degrees of freedom."""
-
     error: float
     df: float
 

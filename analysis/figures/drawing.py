@@ -88,7 +88,6 @@ class Drawing:
         self.axes.add_patch(FancyArrowPatch(start, end, linewidth=0.9, zorder=1, **look))
 
     def line(self, xs: Sequence[float], ys: Sequence[float]) -> None:
-        """Draw a line in the theme's quiet colour through these points."""
         self.axes.plot(xs, ys, color=theme().quiet, linewidth=0.8)
 
     def format_key(self, formats: Sequence[int], y: float) -> None:

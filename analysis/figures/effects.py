@@ -57,8 +57,6 @@ class Estimate:
 
 @dataclass(frozen=True)
 class EffectsFigure:
-    """A figure of the effects of arms, as figures.yaml declares it."""
-
     id: str
     title: str = "Effects of all arms, and the noise"
     margins: tuple[str, ...] = ()  # the ids of the claims whose margins are drawn
@@ -149,7 +147,6 @@ def _paper_change(table: ArmTable, of: EffectsFigure, group: Group, arm: str) ->
 
 
 def _margin(study: str, claim: str) -> float:
-    """Return the smallest margin of the parts of a claim. claim: its id."""
     found = load_claims(study).claim(claim)
     known = (found.margin_of(part) for part in found.parts)
     return min((margin.value for margin in known if margin is not None and margin.value), default=0.0)

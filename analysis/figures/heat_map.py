@@ -61,7 +61,6 @@ class HeatMap:
 
 
 def histogram_row(label: str, counts: Array, group: str = "") -> HeatRow:
-    """Return the row of a heat map that shows a histogram: each count divided by the sum of all counts."""
     return HeatRow(label, counts / max(counts.sum(), 1), group)
 
 
@@ -177,8 +176,6 @@ MEASURES = {  # title of the map: the measure and the factor by which it is show
 
 @dataclass(frozen=True)
 class ProbesFigure:
-    """A figure of some arms of a sweep of probes, as figures.yaml declares it."""
-
     id: str
     title: str = "Which operands change the gradient and the loss"
     sweep: str = "probes"

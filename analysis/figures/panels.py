@@ -50,7 +50,6 @@ def rule_key(label: str, dashes: tuple[float, ...] = ()) -> Line2D:
 
 
 def paper_key(label: str = "the paper's") -> Line2D:
-    """Return the legend's entry for the paper's numbers, which are hollow marks."""
     return Line2D([], [], linestyle="", marker="o", markerfacecolor="none", markeredgecolor=theme().quiet, label=label)
 
 
@@ -61,7 +60,6 @@ def legend(figure: Figure, keys: Sequence[Artist], columns: int = 3) -> None:
 
 
 def placeholder(axes: Axes, reason: str) -> None:
-    """Write into an empty panel the reason why it has no data."""
     axes.grid(False)
     axes.set(xticks=[], yticks=[])
     lines = fill(reason, PLACEHOLDER)
@@ -219,7 +217,6 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
 
 
 def draw_lines(axes: Axes, panel: Panel) -> None:
-    """Draw the title and the lines of a panel, or the reason why it is empty."""
     axes.set_title(panel.title)
     axes.set_ylabel(panel.y_label)
     if panel.empty or not panel.lines:

@@ -37,7 +37,6 @@ class Metric:
 
     @property
     def dense(self) -> bool:
-        """Whether a curve has many points."""
         return self.every_step or bool(self.moving)
 
 
@@ -157,7 +156,6 @@ def diverged(results: Results, arms: Sequence[str]) -> tuple[str, ...]:
 
 
 def trials_of(frame: pd.DataFrame, arm: str) -> tuple[str, ...]:
-    """Return the ids of the arm's trials in the table, each once."""
     return tuple(dict.fromkeys(frame.loc[frame["arm"] == arm, "id"]))
 
 

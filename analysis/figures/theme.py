@@ -72,7 +72,6 @@ class Style:
 
     @property
     def shade(self) -> str:
-        """The colour as #rrggbb."""
         return theme().series[self.colour] if isinstance(self.colour, int) else str(getattr(theme(), self.colour))
 
 
@@ -91,7 +90,6 @@ STYLES = (
 
 
 def theme() -> Theme:
-    """Return the theme in which figures are drawn: the light one."""
     return LOOK.light
 
 
@@ -106,7 +104,6 @@ def ink(fill: tuple[float, float, float, float]) -> str:
 
 
 def draw_figure(picture: FigureResult) -> Figure:
-    """Draw a figure, with its final layout."""
     with _settings():
         figure = picture.draw()
         figure.draw_without_rendering()
@@ -178,7 +175,6 @@ def _compact(text: str) -> str:
 
 
 def png(figure: Figure, dots: int = 200) -> bytes:
-    """Return the figure as a PNG. dots: pixels per inch."""
     buffer = io.BytesIO()
     with _settings():
         figure.savefig(buffer, format="png", dpi=dots, metadata={"Software": None})

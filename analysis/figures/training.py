@@ -127,7 +127,6 @@ class Shown:
 
     @cached_property
     def trunks(self) -> tuple[str, ...]:
-        """The trunks that these arms branch from, in the order of arms.yaml."""
         parents = {self.part.plan.trials[m.id].parent for m in self.part.members if m.cell.arm in self.of.all_arms}
         found = {m.cell.arm for m in self.part.members if m.id in parents}
         return tuple(name for name in self.table.trunks if name in found)
@@ -153,7 +152,6 @@ class Shown:
         return BASELINE_STYLE if arm == self.of.baseline else self.styles[self.label(arm)]
 
     def level_panel(self, x_label: str = "tokens") -> Panel:
-        """Return the panel of the arms' own numbers."""
         ends = [float(self.levels[name].tokens[-1]) for name in self.trunks if name in self.levels]
         return Panel(
             f"{self.metric.title}, {self.metric.unit}",
@@ -183,7 +181,6 @@ class Shown:
         )
 
     def lines(self, found: Mapping[str, Series]) -> list[Line]:
-        """Return the lines of the arms and the baseline. found: curves by arm."""
         arms = (arm for arm in self.of.all_arms if arm in found)
         return [self._line(found[arm], self.style(arm), self.label(arm)) for arm in arms]
 
@@ -285,7 +282,6 @@ def assign_styles(table: ArmTable, rows: Sequence[ArmCurves]) -> dict[str, Style
 
 
 def trials_of(shown: Sequence[Shown]) -> tuple[str, ...]:
-    """Return the ids of all trials whose numbers these rows show, each once."""
     return tuple(dict.fromkeys(trial for row in shown for trial in row.trials))
 
 

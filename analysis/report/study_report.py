@@ -52,7 +52,6 @@ def read_study(
 
 
 def archived_report(archive: Archive) -> StudyReport:
-    """Return the report of the results in an archive."""
     return report_of(archive.plan, Results(archive.plan, archive), archive.overrides)
 
 
@@ -86,7 +85,6 @@ class StudyReport:
 
     @property
     def name(self) -> str:
-        """The name of the report's folder."""
         return f"{self.study}-{self.scale}"
 
     @cached_property
@@ -189,7 +187,6 @@ class StudyReport:
         return new
 
     def _framed(self, name: str, entry: Entry[Any] | None, result: Table | Picture | None, **values: object) -> Markup:
-        """Return an item as HTML. values: those of the template that the item has."""
         missing = "" if isinstance(result, TableResult | FigureResult) else why_missing(result) if result else NOT_MADE
         empty = {"caption": "", "source": "", "body": "", "file": "", "image": "", "notes": ()}
         title, ours = (entry.title, not entry.of_paper) if entry else ("", False)

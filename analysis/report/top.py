@@ -79,8 +79,6 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Top:
-    """The first screen of a study's report."""
-
     question: str
     headline: tuple[str, ...]  # templates of sentences
     rows: tuple[TopRow, ...]
@@ -101,7 +99,6 @@ class Row:
 
     @property
     def words(self) -> str:
-        """The effect in words, for the headline."""
         one = self.finding
         if self.of.words == "label":
             return OF_CLAIM[self.verdict.outcome] if self.verdict else NOT_KNOWN
@@ -117,14 +114,12 @@ class Row:
         return words.format(effect(abs(one.effect), one.interval.half, one.relative, sign=False))
 
     def record(self) -> dict[str, Any]:
-        """Return the row as numbers, for a DataFrame."""
         one = self.finding or Finding("", Status.NOT_RUN, "")
         numbers = {"seeds" if name == "n" else name: value for name, value in numbers_of(one).items()}
         verdict = str(self.verdict.outcome) if self.verdict else ""
         return {"row": self.of.title, **numbers, "claim": self.of.claim, "verdict": verdict}
 
     def cells(self) -> dict[str, Any]:
-        """Return the row as texts, for the page."""
         measured = self.finding if self.of.words != "label" else None
         shown = view(measured) if measured and measured.effect is not None else None
         return {
@@ -202,7 +197,6 @@ def top_figure(rows: Sequence[Row]) -> Figure | None:
 def top_screen(
     study: Study, scale: str, size: str, of: Top | None, rows: Sequence[Row], verdicts: Mapping[str, Verdict]
 ) -> Markup:
-    """Return the first screen as HTML."""
     figure = top_figure(rows)
     return render(
         "top",

@@ -54,7 +54,6 @@ class ArmsTable:
 
     @property
     def all_columns(self) -> tuple[ArmsColumn, ...]:
-        """The columns of losses, if there are any, and then `columns`."""
         losses = LOSSES.items() if self.losses else ()
         return *(ArmsColumn(self.losses_title.format(t), m, self.losses) for t, m in losses), *self.columns
 

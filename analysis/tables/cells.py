@@ -58,7 +58,6 @@ def compare(
 
 
 def own_numbers(results: Results, metric: Metric, arm: str, where: Where = ANYWHERE) -> Data | NotPlanned:
-    """Return the metric's values in the arm's trials, one for each seed."""
     found = scope_of(results, (arm,), where=where)
     if found is None:
         return not_planned(results)
@@ -83,7 +82,6 @@ def change(
     paper: float | None = None,
     source: str = "",
 ) -> TableCell:
-    """Return the arm's mean change from the baseline in percent, over pairs of trials with equal seeds."""
     return cell(compare(results, metric, arm, baseline, where), PERCENT, paper, source)
 
 
@@ -260,7 +258,6 @@ def settings_table(
 
 
 def model(line: Lineage) -> str:
-    """Return the name of the model that an arm trains, and the model's number of parameters."""
     return f"{line[-1].model.name}, {parameters(line[-1].model) / 1e6:,.1f} M parameters"
 
 

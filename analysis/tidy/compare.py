@@ -293,7 +293,6 @@ def _tail(points: Points) -> float:
 
 
 def _settings(members: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
-    """Return the settings that differ between the arms, with a column for each arm."""
     columns = {arm: dict(runs[0].settings) for arm, runs in members.items()}
     table = pd.DataFrame(columns).fillna("")
     return table[table.nunique(axis=1) > 1] if len(table) else table
@@ -343,7 +342,6 @@ HEADER = ("arm", "seeds", "loss", "difference", "95 % interval", "p", "extra tok
 
 
 def figure(comparison: Comparison) -> Figure:
-    """Draw the losses of the arms and, below, their differences from the baseline, with the range of the seeds."""
     return draw_figure(FigureResult(partial(_draw, comparison)))
 
 

@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.metadata import metadata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -135,19 +134,10 @@ def link(file: str, text: str = "") -> Markup:
     return Markup('<a href="{}">{}</a>').format(file, text or file)
 
 
-def repository(path: str = "") -> str:
-    """Return the address of the repository, or of a file in it; "" if the package's metadata do not name one."""
-    urls = dict(one.split(", ", 1) for one in metadata("fewbits").get_all("Project-URL") or ())
-    address = urls.get("Repository", "")
-    return f"{address}/blob/HEAD/{path}" if address and path else address
-
-
 def published(study: str) -> str:
-    """Return the address of the study's published report at scale cpu, in the checkout or else in the repository."""
-    page = f"docs/gallery/{study}-cpu/index.html"
-    if (report := os.environ.get(ASKED)) and (_ROOT / page).is_file():
-        return os.path.relpath(_ROOT / page, report)
-    return repository(page)
+    """Return the address of the study's report at scale cpu in the checkout's gallery; "" if there is no gallery."""
+    page = _ROOT / f"docs/gallery/{study}-cpu/index.html"
+    return os.path.relpath(page, report) if (report := os.environ.get(ASKED)) and page.is_file() else ""
 
 
 @cache
@@ -165,5 +155,5 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"anchor": anchor, "sentence": sentence}
-    environment.globals |= {"plural": plural, "link": link, "repository": repository}
+    environment.globals |= {"plural": plural, "link": link}
     return environment

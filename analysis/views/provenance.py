@@ -120,7 +120,6 @@ class Provenance:
         yield "Packages of the analysis", ", ".join(f"{name} {version(name)}" for name in PACKAGES), False
 
     def table(self) -> Markup:
-        """Return `rows` as HTML."""
         return render("provenance", rows=self.rows())
 
     def flags(self) -> Markup:

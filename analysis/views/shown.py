@@ -39,7 +39,6 @@ class ShownFrame(pd.DataFrame):
 
     @property
     def empty_item(self) -> bool:
-        """True if the item has no data."""
         return self.empty
 
     def _repr_html_(self) -> str:
@@ -69,7 +68,6 @@ class ShownFigure(Figure):
 
     @property
     def empty_item(self) -> bool:
-        """True if the figure has no data."""
         return bool(self.missing)
 
     @property
@@ -107,7 +105,6 @@ def _empty(reason: str) -> Figure:
 
 
 def data_uri(vector: str) -> str:
-    """Return the address of an SVG that contains the SVG itself."""
     return "data:image/svg+xml;base64," + base64.b64encode(vector.encode()).decode()
 
 

@@ -28,8 +28,6 @@ BRIEF: dict[type[Missing], str] = {NoData: "no data", NotPlanned: "not run", Out
 
 @dataclass(frozen=True)
 class CellView:
-    """One cell of a displayed table."""
-
     text: str
     small: str = ""  # text in small letters: the half width of the interval, or a remark
     title: str | None = None  # the tooltip
@@ -227,7 +225,6 @@ def _short(reason: str) -> str:
 
 
 def view(finding: Finding) -> FindingView:
-    """Convert a finding to text for display."""
     interval, sign, extra = finding.interval, finding.test != WITHIN, finding.extra_interval
     half, printed = interval.half if interval else None, finding.printed
     return FindingView(

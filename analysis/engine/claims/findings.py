@@ -21,7 +21,6 @@ class Outcome(StrEnum):
 
     @property
     def decided(self) -> bool:
-        """True if the claim is reproduced, mixed or not reproduced."""
         return self in (Outcome.REPRODUCED, Outcome.MIXED, Outcome.NOT_REPRODUCED)
 
 
@@ -66,7 +65,6 @@ class Finding:
 
     @property
     def heading(self) -> str:
-        """The name that reports show: the title, or `name` if the title is empty."""
         return self.title or self.name
 
     @property
@@ -91,12 +89,10 @@ class ControlResult:
 
     @property
     def passed(self) -> bool:
-        """True if every comparison of the control is supported."""
         return all(finding.status is Status.SUPPORTED for finding in self.findings)
 
     @property
     def tested(self) -> bool:
-        """True if every comparison of the control was tested (`Finding.tested`)."""
         return all(finding.tested for finding in self.findings)
 
 

@@ -46,7 +46,6 @@ class Numbers:
 
     @property
     def is_loss(self) -> bool:
-        """True if the metric is a loss of training or evaluation, by its name."""
         return "loss" in self.name
 
 
@@ -171,7 +170,6 @@ def score_distance(
 
 
 def _divergence(found: Scope) -> Events | NoData:
-    """Return how many of the finished trials of arm and baseline diverged."""
     base_where = found.where if found.base is None else found.base
     counts: list[int] = []
     ids: list[str] = []

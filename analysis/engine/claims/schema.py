@@ -120,7 +120,6 @@ class Needs:
     other: str = ""  # what the kind of data stands for or, without it, something that no scale of ours has, in words
 
     def and_also(self, more: Needs) -> Needs:
-        """Return the needs of both."""
         return Needs(*map(max, astuple(self), astuple(more)))
 
 
@@ -206,12 +205,10 @@ class Claim:
 
     @property
     def ours(self) -> bool:
-        """True for a finding of our own."""
         return self.source is None
 
     @property
     def kind(self) -> Kind:
-        """The group in which the claim is counted."""
         if all(part.test == "exact" for part in self.parts):
             return Kind.ARITHMETIC
         return Kind.OURS if self.ours else Kind.EMPIRICAL
@@ -232,8 +229,6 @@ class ControlClaim:
 
 @dataclass(frozen=True)
 class StudyClaims:
-    """The claims and controls of a study."""
-
     study: str
     claims: tuple[Claim, ...]
     controls: tuple[ControlClaim, ...] = ()
@@ -304,7 +299,6 @@ def claim_ids(study: str) -> tuple[str, ...]:
 
 
 def studies_with_claims() -> tuple[str, ...]:
-    """Return the names of the studies that have a claims.yaml, sorted."""
     return tuple(sorted(path.parent.name for path in STUDIES.glob("*/claims.yaml")))
 
 
@@ -332,7 +326,6 @@ def comparisons(claim: Claim | ControlClaim, arms: ArmTable | None = None) -> tu
 
 
 def expand(claim: Claim | ControlClaim, part: Part, table: ArmTable) -> Iterator[Comparison]:
-    """Yield the comparisons of one part."""
     margin = claim.margin_of(part) if isinstance(claim, Claim) else part.margin
     if not part.arms:
         name = part.name or part.data or part.needs.other

@@ -47,7 +47,6 @@ class Evidence:
 
     @property
     def tested_primary(self) -> list[Finding]:
-        """The comparisons of the primary part that have a p value."""
         return [finding for finding in self.findings if finding.part == self.primary and finding.p is not None]
 
     @property

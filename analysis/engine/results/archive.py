@@ -79,7 +79,6 @@ def archived(results: Results, overrides: Sequence[str], limit: int = LIMIT) -> 
 
 
 def _of_plan(results: Results, overrides: Sequence[str]) -> pd.DataFrame:
-    """Return the rows of the plan, of its trials, and of timings."""
     plan, files = results.plan, results.files
     kept = [text for text in overrides if not is_location(text)]
     rows: list[dict[str, Any]] = [
@@ -223,7 +222,6 @@ class Archive(Files):
         return tables
 
     def has_finished(self, planned: Planned) -> bool:
-        """Return whether the archive has the results of a finished trial with this id."""
         return planned.id in self._trials and self._trials[planned.id]["state"] in OVER
 
     def standing(self, planned: Planned) -> Standing:

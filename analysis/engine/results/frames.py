@@ -83,7 +83,6 @@ class Files:
         return self.tables[path]
 
     def standing(self, planned: Planned) -> Standing:
-        """Return how far the trial is, and its measured numbers."""
         return standing(planned.folder)
 
     def table(self, planned: Planned, name: str) -> pd.DataFrame | None:
@@ -165,7 +164,6 @@ class Results:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of `trials` as dictionaries."""
         return cast(list[dict[str, Any]], self.trials.to_dict("records"))
 
     @cached_property
@@ -176,7 +174,6 @@ class Results:
 
     @property
     def scale_name(self) -> str:
-        """The name of the scale, for example `cpu`."""
         return enumeration(sweep.scale for sweep in self.plan.sweeps)
 
     @cached_property
@@ -191,7 +188,6 @@ class Results:
 
     @cached_property
     def usual_kind(self) -> str | None:
-        """The kind of machine that computed most of these trials; None if it is unknown."""
         return usual_kind(self.rows)
 
     @property
@@ -218,7 +214,6 @@ class Results:
         return {str(trial): float(value) for trial, value in zip(done["id"], done[metric], strict=True)}
 
     def has(self, arm: str, where: Mapping[str, str] | None = None) -> bool:
-        """Tell whether the plan has a place with this arm and these axis values (axis → value)."""
         axes = set((where or {}).items())
         return any(member.cell.arm == arm and axes <= set(member.cell.axes) for member in self.members)
 

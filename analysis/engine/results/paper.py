@@ -23,8 +23,6 @@ FIGURES = ("schematic", "curves", "heat map", "bars", "points")
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a paper's table."""
-
     id: str
     title: str
     group: str = ""  # a heading above several columns
@@ -38,8 +36,6 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a paper's table."""
-
     id: str  # the metric's name in our results, if they have this metric
     title: str
     unit: str = ""
@@ -56,8 +52,6 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a paper."""
-
     id: str
     title: str
     source: str  # a key of Paper.sources
@@ -89,8 +83,6 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a paper."""
-
     id: str
     title: str
     kind: str  # one of FIGURES

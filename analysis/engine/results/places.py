@@ -38,7 +38,6 @@ class Arm:
 
     @property
     def short(self) -> str:
-        """The label, or the title if there is no label."""
         return self.label or self.title
 
 
@@ -95,7 +94,6 @@ class ArmTable:
         return next((group.prefix for group in self.groups if group.sweep == sweep and not group.where), "")
 
     def family(self, sweep: str) -> tuple[str, ...]:
-        """Return all sweeps of the family that this sweep is in, including this sweep."""
         return next((sweeps for sweeps in self.families.values() if sweep in sweeps), (sweep,))
 
     def column(self, table: str, arm: str, place: str = "") -> str:
@@ -138,7 +136,6 @@ PROBE, END = "probe-", {"checkpoint": "end"}  # the start of a probe's name, and
 
 
 def not_planned(results: Results) -> NotPlanned:
-    """Return NotPlanned with the scale of these results as the reason."""
     return NotPlanned(f"not run at this scale ({results.scale_name})")
 
 

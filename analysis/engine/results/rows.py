@@ -58,7 +58,6 @@ class Standing:
 
 
 def standing(folder: RunFolder) -> Standing:
-    """Return the standing of the trial in this run folder."""
     state = store.state(folder)
     over = state in store.OVER
     result = with_stored(folder.path, folder.result() or {}) if over else {}
@@ -116,7 +115,6 @@ def why_not_compared(row: Row, other: Row, usual: str | None) -> str | None:
 
 
 def usual_kind(rows: Iterable[Row]) -> str | None:
-    """Return the kind of machine that computed most of the trials; None if no kind is known."""
     by_trial = {row["id"]: row["computed"] for row in rows}
     counts = Counter(kind for computed in by_trial.values() for kind in kinds_of(computed))
     return min(counts, key=lambda kind: (-counts[kind], kind)) if counts else None

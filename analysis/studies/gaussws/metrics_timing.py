@@ -64,7 +64,6 @@ class Timed:
 
     @property
     def speed(self) -> float:
-        """The tokens or elements per second, from the median time."""
         return self.amount / median(self.seconds)
 
     def longer_than(self, other: Timed) -> list[float]:
@@ -232,7 +231,6 @@ def _chosen(
 
 @table("gaussws", "Table 1")
 def table_1(results: Results) -> Table:
-    """Return the paper's table of throughput, overhead and memory with our measurements."""
     printed, found = paper("gaussws").table("Table 1"), bench(results, "train")
     if found is None:
         return NoData("not measured; run `fewbits bench train --store`, or `make reproduce-gaussws`")

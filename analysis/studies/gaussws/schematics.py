@@ -102,7 +102,6 @@ def figure_d1(results: Results) -> Picture:
 
 
 def draw_matrices(rows: Sequence[Sequence[Shown]]) -> Figure:
-    """Draw rows of four matrices, with outlines of their blocks."""
     side, height = SIDE * CELL, SIDE * CELL + 34
     drawing = Drawing(len(rows) * height + 16)
     for (i, j), _ in np.ndenumerate(np.empty((len(rows), 4))):

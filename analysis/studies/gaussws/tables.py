@@ -137,7 +137,6 @@ def _column(results: Results, column: Column) -> SettingsColumn:
 
 @table("gaussws", "Table E.1")
 def table_e1(results: Results) -> TableResult:
-    """Return a table of training settings: the paper's, and those in the configs of our GaussWS arms."""
     printed = paper("gaussws").table("Table E.1")
     columns = [_column(results, column) for column in printed.columns]
     notes = ("A sum of steps means the steps of the trunk plus the steps of the branch",)

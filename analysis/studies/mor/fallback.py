@@ -35,7 +35,6 @@ Values = Mapping[float, Sequence[float]]  # by x, a number for each seed
 
 
 def line_of(found: Values, style: Style, label: str) -> Line:
-    """Return the line of means over seeds, with their 90 % intervals."""
     means, band = means_with_band(found[x] for x in sorted(found))
     return Line(np.array(sorted(found)), means, style, label, band, points=True)
 

@@ -60,7 +60,6 @@ def fallback_share(results: Results) -> Numbers:
 
 
 def _entry(results: Results, place: int) -> Numbers:
-    """Return each trial's share of decisions for the quantizer with this index in the mixture."""
     return tensors.by_id(results.numerics().groupby("id")[f"share_{place}"].mean().dropna())
 
 
@@ -82,7 +81,6 @@ def below_threshold(results: Results) -> Numbers:
 
 @metric("mor", "mean_error")
 def mean_error(results: Results) -> Numbers:
-    """Return the mean relative error over all tensors and windows of steps, by trial."""
     return tensors.by_id(tensors.tensors(results).groupby("id")["error"].mean())
 
 

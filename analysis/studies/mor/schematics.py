@@ -314,5 +314,4 @@ def _lognormal(rows: int, columns: int, deviation: float | Tensor, generator: to
 
 
 def power_of_two(exponent: int) -> str:
-    """Return 2 to this exponent as text with a superscript, for example 2⁻³."""
     return "2" + str(exponent).translate(SUPERSCRIPTS)

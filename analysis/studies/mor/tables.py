@@ -34,7 +34,6 @@ for _name in ("Table 2", "Table 3", "Table 4"):
 
 @table("mor", "Table 1")
 def table_1(results: Results) -> TableResult:
-    """Return a table of training settings: the paper's, and those in the configs of our BF16 arms."""
     columns = [SettingsColumn(MODEL, results, BASELINE, where) for where in (ONE, TWO)]
     seeds = plural(len(trial_ids(results, BASELINE, ONE)), "seed")
     notes = (f"The paper ran each arm once; we ran each arm with {seeds}",)

@@ -107,7 +107,6 @@ def share(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 
 def counts(frame: pd.DataFrame) -> np.ndarray:
-    """Return the sum of the histograms in the table: a count for each bin of errors."""
     histograms = [np.asarray(h, float) for h in frame["histogram"]]
     return np.sum(histograms, axis=0) if histograms else np.zeros(COUNTED)
 
@@ -121,7 +120,6 @@ def tensors(results: Results) -> pd.DataFrame:
 
 
 def first_windows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of each trial's first window of steps."""
     return rows[rows["step"] == rows.groupby("id")["step"].transform("min")]
 
 
@@ -175,5 +173,4 @@ def _seen(results: Results, column: str, window: Callable[[pd.DataFrame], pd.Dat
 
 
 def by_id(values: pd.Series) -> dict[str, float]:
-    """Return a series, whose index has the trial ids, as a dictionary."""
     return {str(key): float(value) for key, value in values.items()}

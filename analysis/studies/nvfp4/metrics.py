@@ -72,7 +72,6 @@ def last_gradient_errors(results: Results) -> Mapping[str, float]:
 
 @metric("nvfp4", "mean_gradient_error")
 def mean_gradient_error(results: Results) -> Mapping[str, float]:
-    """Return the mean relative error of each trial's weight gradients over all blocks."""
     return {trial: fmean(errors) for trial, errors in _errors_by_block(results).items()}
 
 

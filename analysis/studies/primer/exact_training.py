@@ -138,7 +138,6 @@ Numbers = Mapping[str, float]
 
 
 def _counts(results: Results, slot: str) -> dict[str, pd.DataFrame]:
-    """Return {trial id: rows of precision.parquet with this slot}."""
     rows = results.table_of("precision.parquet")
     if rows.empty:
         return {}

@@ -206,7 +206,6 @@ def accumulators(results: Results) -> Picture:
 
 @figure("primer", "Figure 9", title="Exponents of gradients, and the range of FP16")
 def gradient_exponents(results: Results) -> Picture:
-    """Draw for each arm a histogram of the exponents of the gradients of linear layers' results."""
     arms = {"bf16": "BF16", "fp16-unscaled": "FP16, unscaled", "fp16-static": "FP16, 2^6", "fp16": "FP16, dynamic"}
     if not any(map(results.has, arms)):
         return not_planned(results)

@@ -51,7 +51,6 @@ def outliers(factor: float) -> Tensor:
 
 
 def relative_mse(x: Tensor, y: Tensor) -> float:
-    """Return E(x − y)² / E x²."""
     return float((x.double() - y.double()).square().mean() / x.double().square().mean())
 
 
