@@ -170,20 +170,14 @@ def score_distance(
 
 
 def _divergence(found: Scope) -> Events | NoData:
-    base_where = found.where if found.base is None else found.base
-    counts: list[int] = []
-    ids: list[str] = []
-    unfinished: list[str] = []
-    for arm, where in zip(found.arms, (found.where, base_where), strict=True):
-        rows = arm_rows(found.results, arm, where, shared=True)
-        over = [row for row in rows if row["state"] in OVER]
-        counts += [sum(row["state"] == State.DIVERGED for row in over), len(over)]
-        ids += [row["id"] for row in over]
-        unfinished += [row["id"] for row in rows if row["state"] not in OVER]
-    ours, of, base, base_of = counts
-    if not of or not base_of:
-        return NoData("an arm has no finished trial", (*ids, *unfinished))
-    return Events(ours, of, base, base_of, tuple(ids))
+    places = zip(found.arms, (found.where, found.where if found.base is None else found.base), strict=True)
+    rows = [arm_rows(found.results, arm, where, shared=True) for arm, where in places]
+    over = [[row for row in of_arm if row["state"] in OVER] for of_arm in rows]
+    if not all(over):
+        return NoData("an arm has no finished trial", tuple(row["id"] for of_arm in rows for row in of_arm))
+    ours, base = ([row["state"] == State.DIVERGED for row in of_arm] for of_arm in over)
+    ids = tuple(row["id"] for of_arm in over for row in of_arm)
+    return Events(sum(ours), len(ours), sum(base), len(base), ids)
 
 
 def again_noise(results: Results, scope: Results, metric: Metric, relative: bool) -> Error | None:

@@ -17,8 +17,6 @@ import yaml
 from fewbits.common.from_dict import from_dict, one_of
 
 STUDIES = Path(__file__).parents[2] / "studies"
-BETTER = ("", "lower", "higher")
-FIGURES = ("schematic", "curves", "heat map", "bars", "points")
 
 
 @dataclass(frozen=True)
@@ -39,13 +37,11 @@ class Row:
     id: str  # the metric's name in our results, if they have this metric
     title: str
     unit: str = ""
-    better: str = ""  # whether lower or higher values are better: one of BETTER
     values: tuple[float | None, ...] = ()  # a number for each column
     text: tuple[str, ...] = ()  # instead of values: a text for each column
     source: str = ""  # a key of Paper.sources; if empty, the table's source
 
     def __post_init__(self) -> None:
-        one_of(f"row {self.id}: better", self.better, BETTER)
         if bool(self.values) == bool(self.text):
             raise ValueError(f"row {self.id}: set exactly one of the keys values and text")
 
@@ -85,18 +81,7 @@ class Table:
 class Figure:
     id: str
     title: str
-    kind: str  # one of FIGURES
     caption: str
-    x: str = ""  # the title of the x axis
-    y: tuple[str, ...] = ()  # the title of the y axis of each panel
-    series: tuple[str, ...] = ()  # the names of the curves or bars
-    finals: str | None = None  # the id of the table that has the last values of the curves
-    source: str = "printed"  # a key of Paper.sources
-
-    def __post_init__(self) -> None:
-        one_of(f"{self.id}: kind", self.kind, FIGURES)
-        if self.kind != "schematic" and not (self.x and self.y):
-            raise ValueError(f"{self.id}: a figure of kind {self.kind} needs the keys x and y (its axes)")
 
 
 @dataclass(frozen=True)
@@ -143,13 +128,9 @@ class Paper:
 
     def __post_init__(self) -> None:
         distinct(self.study, [*(table.id for table in self.tables), *(figure.id for figure in self.figures)])
-        tagged = [(t.id, t.source) for t in self.tables] + [(f.id, f.source) for f in self.figures]
-        tagged += [(f"{t.id}, {r.id}", r.source or t.source) for t in self.tables for r in t.rows]
+        tagged = [(f"{t.id}, {r.id}", r.source or t.source) for t in self.tables for r in t.rows]
         for where, tag in [*tagged, *((name, number.source) for name, number in self.numbers.items())]:
             one_of(f"{where}: source", tag, self.sources)
-        for figure in self.figures:
-            if figure.finals is not None:
-                one_of(f"{figure.id}: finals", figure.finals, [t.id for t in self.tables])
 
     def table(self, name: str) -> Table:
         return named("table", name, self.tables)

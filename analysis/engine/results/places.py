@@ -62,7 +62,6 @@ class ArmTable:
     arms: tuple[Arm, ...] = ()
     groups: tuple[Group, ...] = ()
     families: dict[str, tuple[str, ...]] = field(default_factory=dict)  # family → its sweeps
-    lists: dict[str, tuple[str, ...]] = field(default_factory=dict)  # name → the arms of a table or figure of the study
     trunks: dict[str, str] = field(default_factory=dict)  # arms that other arms branch from → their labels
     places: dict[str, dict[str, str]] = field(default_factory=dict)  # short name → a combination of axis values
     # The id of a table in the paper → the pattern of its columns' ids. The pattern has `{arm}` and may have `{place}`
@@ -72,9 +71,6 @@ class ArmTable:
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arms]
         distinct(f"{self.study}, arms", names)
-        for name, listed in self.lists.items():
-            for arm_name in listed:
-                one_of(f"{self.study}, lists, {name}", arm_name, names)
         for arm in self.arms:
             if arm.baseline not in (BASELINE, ""):
                 one_of(f"{self.study}, arm {arm.name}: baseline", arm.baseline, names)

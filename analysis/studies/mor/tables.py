@@ -54,7 +54,10 @@ KINDS: Mapping[str, Callable[[pd.DataFrame], pd.Series]] = {
     "Gradients": lambda rows: rows["slot"].str.endswith(".dy"),
     "FC2's activations": lambda rows: (rows["part"] == FC2) & rows["slot"].str.endswith(".x"),
 }
-MIXTURES = ARMS.lists["mixtures"]
+MIXTURES = (
+    *("tensor", "block", "block-64", "channel", "threshold-5", "amax", "e8m0"),
+    *("two-way", "three-way", "sub-channel"),
+)
 CONFIGURATIONS: Mapping[str, Where] = {"configuration 1": ONE, "configuration 2": TWO}
 
 
