@@ -128,11 +128,7 @@ def fisher(events: int, trials: int, baseline_events: int, baseline_trials: int)
 
 
 def adjusted(p: Sequence[float], method: str) -> list[float]:
-    """Return p values that are corrected for their number, in the same order.
-
-    method: `holm` (the probability of any false positive is at most alpha), or `fdr_bh` for Benjamini and Hochberg's
-    (the expected share of false positives among the positives is at most alpha).
-    """
+    """Return p values corrected for their number: by `holm` for any false positive, by `fdr_bh` for their share."""
     return [float(value) for value in multipletests(p, method=method)[1]] if p else []
 
 
@@ -140,11 +136,7 @@ def adjusted(p: Sequence[float], method: str) -> list[float]:
 
 
 def relative_slope(curves: Iterable[Sequence[tuple[float, float]]]) -> float | None:
-    """Return by which fraction of itself a loss falls for each unit of ln(tokens), near the end; None if it does not.
-
-    curves: for each seed, the points (tokens, loss) of the baseline's curve, including its trunk's. The result is the
-    mean over the curves of a least-squares fit to the last half of the tokens.
-    """
+    """Return by which fraction of itself a loss falls per unit of ln(tokens), on average; None if it does not."""
     found = []
     for curve in curves:
         points = [(math.log(tokens), loss) for tokens, loss in curve if tokens >= LAST_TOKENS * curve[-1][0] > 0]

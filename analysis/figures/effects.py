@@ -67,10 +67,7 @@ class EffectsFigure:
 
 
 def effects_of(results: Results, study: str, of: EffectsFigure) -> list[Estimate]:
-    """Return the effects of the arms, without trunks, that end at the same steps as their baseline.
-
-    If several groups of arms.yaml contain the same trials, only the first group shows them.
-    """
+    """Return the effects of arms, not trunks, that end with their baseline; equal trials count in the first group."""
     table, found = arm_table(study), []
     seen: set[tuple[str, ...]] = set()
     for group in of.groups or table.groups:

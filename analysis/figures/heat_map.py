@@ -134,10 +134,7 @@ def draw_heat_map(axes: Axes, of: HeatMap, *, labels: bool = True) -> None:
 
 
 def _mark_groups(axes: Axes, rows: Sequence[HeatRow], labels: bool) -> None:
-    """Draw a line between groups of rows and, if `labels`, each group's name, rotated, beside the group's rows.
-
-    If a rotated name would be longer than the height of its group, write only the last word of each name, horizontally.
-    """
+    """Draw lines between groups of rows, and the groups' names; if these do not fit upright, only their last words."""
     starts = [i for i, row in enumerate(rows) if i == 0 or row.group != rows[i - 1].group]
     longest = max(len(row.label) for row in rows)
     beside = blended_transform_factory(axes.transAxes, axes.transData)

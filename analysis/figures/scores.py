@@ -48,10 +48,7 @@ class ScoresFigure:
 
 
 def scores_figure(results: Results, study: str, of: ScoresFigure) -> Picture:
-    """Return the figure that `of` declares, or the reason why there is none.
-
-    Rows whose arms are not run at this scale are left out, except that with `of.instead` the paper's scores are shown.
-    """
+    """Return the figure, or why there is none; with `of.instead`, the paper's scores are always shown."""
     ours = [_curves(results, row, of) for row in of.rows]
     bare = [row for row, curves in zip(of.rows, ours, strict=True) if not any(curves.values())]
     bare = list(of.instead) if of.instead and len(bare) == len(of.rows) else bare

@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from fewbits.analysis.engine.results.frames import Damaged, Results
+from fewbits.analysis.engine.results.frames import METRICS as RECORDED
+from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.statistics import ALPHA, estimate
 from fewbits.analysis.figures.theme import Array
 from fewbits.sweeps.planning.store import State
@@ -66,12 +67,8 @@ class Series:
 
 def curves(results: Results, metric: str) -> pd.DataFrame:
     """Return a row for each place and step at which the metric is finite; the columns include COLUMNS."""
-    try:
-        frame = results.curves(metric)
-    except Damaged:
-        raise
-    except ValueError:
-        return pd.DataFrame(columns=COLUMNS)
+    recorded = metric in results.table_of(RECORDED)
+    frame = results.curves(metric) if recorded else pd.DataFrame(columns=COLUMNS)
     return frame[np.isfinite(frame["value"].astype(float))]
 
 

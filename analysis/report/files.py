@@ -22,8 +22,9 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 from fewbits.analysis.engine.results.archive import NAME, archived, read_archive
+from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import STUDIES as STUDY_FOLDERS
-from fewbits.analysis.report.study_report import StudyReport, archived_report, read_study
+from fewbits.analysis.report.study_report import StudyReport, read_study, report_of
 from fewbits.analysis.views.html import ASKED, PRIVATE, document, page, render
 from fewbits.analysis.views.tables import tallies
 from fewbits.common.atomic import folder_atomically, remove_folder, write_atomically
@@ -43,15 +44,13 @@ class Written:
 
 
 def write_report(overrides: Sequence[str], reports: Path, archives: Sequence[Path] = ()) -> Written:
-    """Write the report of the study that the overrides (as for `fewbits sweep`) select into the folder of reports.
-
-    archives: files results.parquet with trials that are not finished in the store. Without overrides, there is one
-    file, of whose results the report is made, and the store is not needed.
-    """
+    """Write the report of the selected study or, without overrides, of the one archive into the folder of reports."""
     read = [read_archive(path) for path in archives]
     if not overrides:
-        return _written(archived_report(*read), archives[0].read_bytes(), reports)
-    report = read_study(list(overrides), archives=read)
+        (archive,) = read
+        report = report_of(Results(archive.plan, archive), archive.overrides)
+        return _written(report, archives[0].read_bytes(), reports)
+    report = read_study(overrides, archives=read)
     return _written(report, archived(report.results, overrides), reports)
 
 

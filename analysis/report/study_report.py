@@ -35,7 +35,6 @@ from fewbits.analysis.views.html import anchor, link, render
 from fewbits.analysis.views.provenance import Provenance
 from fewbits.analysis.views.shown import Items, ShownFigure, ShownFrame, finding_row, shown_figure, shown_frame
 from fewbits.common.from_dict import one_of
-from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.planning.stored_plans import find_plan, is_location
 from fewbits.sweeps.planning.studies import STUDIES
 
@@ -43,30 +42,22 @@ NOTES = 1  # of an item that a page shows
 NOT_MADE = "fewbits does not make this item yet"
 
 
-def read_study(
-    overrides: tuple[str, ...] | list[str], claims: Path | None = None, archives: Sequence[Archive] = ()
-) -> StudyReport:
+def read_study(overrides: Sequence[str], claims: Path | None = None, archives: Sequence[Archive] = ()) -> StudyReport:
     """Return the report over the store, with archives for what it lacks. claims: a user's file, judged instead."""
     plan = find_plan(overrides)
-    return report_of(plan, Results(plan, Joined(archives)) if archives else Results(plan), overrides, claims)
+    return report_of(Results(plan, Joined(archives)) if archives else Results(plan), overrides, claims)
 
 
-def archived_report(archive: Archive) -> StudyReport:
-    return report_of(archive.plan, Results(archive.plan, archive), archive.overrides)
-
-
-def report_of(
-    plan: Plan, results: Results, overrides: tuple[str, ...] | list[str], claims: Path | None = None
-) -> StudyReport:
+def report_of(results: Results, overrides: Sequence[str], claims: Path | None = None) -> StudyReport:
     """Return the report of these results. overrides: those that selected the plan; claims: as for `read_study`."""
-    (study,) = {sweep.study for sweep in plan.sweeps}
+    (study,) = {sweep.study for sweep in results.plan.sweeps}
     if claims is None and study not in STUDIES:
         raise ValueError(
             f"{study!r} is no study, so it has no report or claims: valid are {', '.join(STUDIES)}; for claims of your "
             "own: fewbits claims my-sweep.yaml --claims my-claims.yaml"
         )
     chosen = tuple(one for one in overrides if not is_location(one))
-    report = StudyReport(study, plan.sweeps[0].scale, chosen, results)
+    report = StudyReport(study, results.plan.sweeps[0].scale, chosen, results)
     if claims is not None:
         report.verdicts = judge_file(claims, results, overrides)
     return report

@@ -98,12 +98,7 @@ class Runs:
         return folder
 
     def judge(self, claims: PathLike) -> ShownFrame:
-        """Compute the verdicts of the user's own claims about these runs, by the rules that apply to studies.
-
-        claims: a YAML file with the keys `claims` and `controls`; docs/claims-file.md lists all keys.
-        Return a frame with a row for each comparison, which includes the claim's verdict; Jupyter shows the verdicts in
-        full.
-        """
+        """Judge the claims in the user's YAML file (docs/claims-file.md); return a row for each comparison."""
         from fewbits.analysis.engine.claims.judging import judge_file
         from fewbits.analysis.views.shown import finding_row, shown_frame
         from fewbits.analysis.views.tables import card
@@ -117,7 +112,7 @@ class Runs:
         """The report with the study's tables, figures and claims; raise ValueError if the runs are not of a study."""
         from fewbits.analysis.report.study_report import report_of
 
-        return report_of(self._of_sweep.plan, self._of_sweep, self.overrides)
+        return report_of(self._of_sweep, self.overrides)
 
     @property
     def _of_sweep(self) -> Results:

@@ -311,7 +311,8 @@ def scale_words(results: Results, trials: Iterable[str], size: Size | None) -> s
         words += f", 1/{float(f'{ratio:.2g}'):,.0f} of the paper's" if ratio >= 1.5 else ", as many as the paper's"
     if trained:
         trunks = {one.parent for one in every}
-        quantized = [one for one in trained if _is_quantized(one) and one.id not in trunks]
+        recipes = [(one, one.trial.recipe) for one in trained if one.id not in trunks]
+        quantized = [one for one, recipe in recipes if any(recipe.specs) or recipe.sampler.kind != "none"]
         lengths = Counter(_length(one) for one in quantized or trained)
         words += f"; {'quantized' if quantized else 'trained'} for {lengths.most_common(1)[0][0]}"
     else:
@@ -325,11 +326,6 @@ def _length(planned: Planned) -> str:
     training, data = planned.trial.training, planned.trial.data
     unit = "bytes" if data.tokenizer == "bytes" and data.kind in ("python", "torch", "text") else "tokens"
     return f"{training.steps:,} steps of {training.batch * training.length:,} {unit}"
-
-
-def _is_quantized(planned: Planned) -> bool:
-    recipe = planned.trial.recipe
-    return any(recipe.specs) or recipe.sampler.kind != "none"
 
 
 def _chosen(results: Results, trials: Iterable[str]) -> list[Planned]:

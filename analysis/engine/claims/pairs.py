@@ -181,10 +181,7 @@ def _divergence(found: Scope) -> Events | NoData:
 
 
 def again_noise(results: Results, scope: Results, metric: Metric, relative: bool) -> Error | None:
-    """Return the error of one pair's difference, from A/A comparisons: an arm twice, with its sums in another order.
-
-    They are those of the same sweep or, if it has none, of all sweeps at this scale. None if there is none.
-    """
+    """Return the error of one pair's difference from A/A comparisons: of this sweep, or else of all; None without."""
     key = metric if isinstance(metric, str) else str(sorted(metric.items()))
     for among in (scope, results):
         name = f"A/A {'+'.join(dict.fromkeys(member.cell.sweep for member in among.members))} {key} {relative}"
@@ -220,10 +217,7 @@ def _shared(found: Scope, comparison: Comparison) -> Error | None:
 
 
 def _slope(found: Scope) -> float | None:
-    """Return the fraction by which the baseline's loss falls for each unit of ln(tokens) at its end.
-
-    The loss is that of validation or, if there are too few evaluations, that of training.
-    """
+    """Return by which fraction the baseline's loss (validation, or else training) falls per unit of ln(tokens)."""
     base = tuple(dict.fromkeys(base for _, base in pairs_of(found)))
 
     def measured() -> float | None:

@@ -136,10 +136,7 @@ def not_planned(results: Results) -> NotPlanned:
 
 
 def sweep_places(results: Results, sweep: str, where: Where = ANYWHERE) -> Results | NotPlanned:
-    """Return the results of those places of one sweep that have the axis values `where`, or that have no axes.
-
-    A place has no axes if its arm, for example a trunk, does not use the axes of the sweep.
-    """
+    """Return the results of the places of a sweep that have these axis values, or no axes, like some trunks."""
     if sweep not in {planned.name for planned in results.plan.sweeps}:
         return not_planned(results)
     part = results.of_sweep(sweep)

@@ -89,11 +89,7 @@ class Bench:
 
 
 def bench(results: Results, name: str) -> Bench | None:
-    """Return the timings of the first device that has a file NAME-DEVICE.json; None if the plan's store has none.
-
-    name: `train` for training steps, by model; `generators` for noise generators, by shape of the matrix. Raise Damaged
-    if the file is not valid.
-    """
+    """Return the timings `train` (by model) or `generators` (by shape) of the first device that has them."""
     files = results.files.benches(results.plan)
     for kind in (kind for kind in DEVICES if f"{name}-{kind}" in files):
         found: dict[str, Any] = files[f"{name}-{kind}"]
@@ -123,10 +119,7 @@ def _timed(row: dict[str, Any], amount: int) -> Timed:
 
 
 def overhead(arms: Arms, optimizer: str, recipe: str) -> tuple[float, Interval | None] | None:
-    """Return the share of plain BF16's throughput that a recipe loses: the median over turns and its 95 % interval.
-
-    Return None for plain BF16 itself, and if one of the two has no timings.
-    """
+    """Return the share of BF16's throughput that a recipe loses, and its 95 % interval; None without timings."""
     ours, plain = arms.get((optimizer, recipe)), arms.get((optimizer, PLAIN))
     if recipe == PLAIN or ours is None or plain is None:
         return None
@@ -203,9 +196,7 @@ def _chosen(
 ) -> Measured:
     """Return for each quiet turn the minimum or maximum (`choose`) over all models or shapes in `timed`.
 
-    turns: computes one value for each turn of the arm and its baseline. Models are timed separately, so the i-th quiet
-    turns of all are combined. Return NoData if an arm was not measured, or if fewer than half of a model's turns were
-    quiet; a turn is not quiet if the share of other processes was not measured.
+    Models are timed separately, so the i-th quiet turns of all are combined.
     """
     kept: list[list[float]] = []
     for arms in timed:

@@ -211,10 +211,7 @@ def least_mantissa_bits(bits: int, *, ties: bool) -> int:
 
 
 def underflows(bits: int, tau: int = 0) -> tuple[int, int]:
-    """Count random weights, and values of ŵ, that become zero with Proposition 3's exponent bits.
-
-    As the proposition assumes, the weights exceed the cut-off of Lemma 2.
-    """
+    """Count weights above Lemma 2's cut-off, and values of ŵ, that are zero with Proposition 3's exponent bits."""
     found = by_kernel(bits - tau, "gaussian", exponents=(cutoff(bits, 1.0, tau) + 1, 1))
     counts = []
     for values, after_noise in ((found.w, False), (found.kernel, True)):

@@ -137,11 +137,7 @@ def m2() -> dict[str, Exact]:
 
 @exact("mor", "M21")
 def m21(count: int = 24) -> dict[str, Exact]:
-    """Compare GAM with one mantissa for the tensor and with one for each row of blocks, on random tensors.
-
-    The tensors have heavy tails. They are a hard case, because many of a block's values are flushed to zero if the
-    scale by which the block is multiplied before rounding is too small.
-    """
+    """Compare GAM with one mantissa for a tensor and for each row of blocks; heavy tails flush many values to zero."""
     g = torch.Generator().manual_seed(1)
     tensors = [torch.exp(2.5 * torch.randn(256, 256, generator=g)).bfloat16() for _ in range(count)]
     errors, bits = [], []

@@ -94,10 +94,7 @@ PAPERS = Rule(THRESHOLD, label="the paper's, 4.5 %", upright=True)
 
 @figure("mor", "Figure B", "Thresholds: share of fallbacks and change of loss")
 def thresholds(results: Results) -> Picture:
-    """Draw, for each model, how the share of decisions for BF16 and the validation loss depend on the threshold.
-
-    The threshold is the relative error below which a mixture accepts its first quantizer.
-    """
+    """Draw the share of decisions for BF16 and the validation loss by threshold, for each model."""
     lines: dict[tuple[str, str, tuple[tuple[str, str], ...]], dict[str, str]] = {}  # to {threshold: trial}
     for member in results.members:
         axes = dict(member.cell.axes)

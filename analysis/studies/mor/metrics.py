@@ -201,11 +201,7 @@ def _later(seen: Seen) -> float:
 
 
 def last_gradients(seen: Seen) -> float:
-    """Return the excess of the last block's gradients divided by the greatest excess of an earlier block's gradients.
-
-    The errors of a block's gradients are averaged first. Block 1 is left out, because the MoR paper says that its
-    gradients have high errors, too.
-    """
+    """Return the excess of the last block's gradients over the greatest of the others; block 1 is an exception."""
     _, *others, end = (fmean(seen[block, part, DY] for part in PARTS) for block in blocks_of(seen))
     return _ratio(end, max(others))
 

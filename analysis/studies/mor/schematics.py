@@ -23,6 +23,7 @@ from fewbits.analysis.figures.theme import TEXT, shades, theme
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
 from fewbits.analysis.studies.mor.tensors import DY, ONE, THRESHOLD, TITLES, W, X, decisions, share
+from fewbits.analysis.views.html import RAISED
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize, mix
 from fewbits.kernels.packed import encode
@@ -31,8 +32,6 @@ from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.layers import Linear
 from fewbits.models.networks.registry import on_meta
 from fewbits.sweeps.planning.store import State
-
-SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 # -------------------------------------------------------------------------------- Figure 1
 
@@ -194,10 +193,7 @@ def _partition(drawing: Drawing, x: Tensor, quantizer: Quantizer, top: float) ->
 
 @figure("mor", "Figure 3")
 def figure_3(results: Results) -> Picture:
-    """Draw the formats that three-way MoR chooses for the blocks of two matrices A and B, and those of A·B.
-
-    A block of A·B is a sum of products of two blocks; each product is drawn in the wider format of its two blocks.
-    """
+    """Draw the formats of three-way MoR for blocks of A and B, and of A·B's products: the wider one of each pair."""
     mixture = Mixture.parse(load_recipe("mor/three-way").fprop.x)
     rows, inner, columns = 3, 4, 3
     a, b = choices(rows, inner, mixture, seed=1), choices(inner, columns, mixture, seed=2)
@@ -314,4 +310,4 @@ def _lognormal(rows: int, columns: int, deviation: float | Tensor, generator: to
 
 
 def power_of_two(exponent: int) -> str:
-    return "2" + str(exponent).translate(SUPERSCRIPTS)
+    return "2" + str(exponent).translate(RAISED)

@@ -83,10 +83,7 @@ def _limit(spelled: str) -> float:
 
 
 def decisions(results: Results) -> pd.DataFrame:
-    """Return the rows of `observed` in which the column `fallback` has a number.
-
-    In rows of the BF16 trunk and the arm `watched`, it is the share of decisions for BF16 that Block would have made.
-    """
+    """Return rows of `observed` with decisions: of the BF16 trunk and `watched`, those that Block would have made."""
     frame = observed(results).dropna(subset=["fallback"]).copy()
     watched = frame["arm"].isin((TRUNK, WATCHED))
     above = EDGES[:-1] > THRESHOLD - 1e-9

@@ -90,10 +90,7 @@ def _cols(spec: str) -> int:
 
 
 def errors_at_maxima(spec: str) -> tuple[float, float]:
-    """Return the mean error of blocks' greatest values on normally distributed values, and the greatest error.
-
-    The greatest error also covers blocks whose greatest values have each of the 128 mantissas of BF16 once.
-    """
+    """Return the mean error of blocks' greatest values, normally distributed, and the greatest, over all mantissas."""
     mantissas = (1 + torch.arange(128.0) / 128)[:, None]
     every = torch.cat([mantissas, (0.01 * mantissas).expand(-1, _cols(spec) - 1)], 1)
     usual, other = (errors(x, spec)[0].abs() for x in (normal(), every))

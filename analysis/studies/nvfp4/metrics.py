@@ -42,9 +42,8 @@ ERROR = "gradient_error"
 def gradient_errors(results: Results) -> pd.DataFrame:
     """Return a table of errors of weight gradients: id, block (from 1), part (such as qkv), gradient_error.
 
-    The table has a row for each linear layer and trial, from the trial's last window of steps with measured gradients.
-    The error is ‖g_q − g‖ / ‖g‖, where g is a layer's weight gradient, and g_q the gradient with quantized operands.
-    The NVFP4 paper describes it as the error of Wgrad's output that comes from quantizing Wgrad's inputs.
+    It has a row for each linear layer and trial, from the last window of steps with measured gradients. The error is
+    ‖g_q − g‖ / ‖g‖: g is a layer's weight gradient, and g_q the gradient with quantized operands.
     """
     numerics, columns = results.numerics(), ["id", "block", "part", ERROR]
     if numerics.empty or ERROR not in numerics:

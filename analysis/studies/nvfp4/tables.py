@@ -66,10 +66,7 @@ def table_1(results: Results) -> TableResult:
 
 @table("nvfp4", "Table 2")
 def table_2(results: Results) -> TableResult:
-    """Return the task scores of the paper's 12B hybrid with those and the losses of our hybrids and transformers.
-
-    The paper's numbers stand in the columns of its 12B model where this is run, otherwise in those of the hybrid.
-    """
+    """Return the task scores of the paper's 12B hybrid, beside our 12B or else hybrid, and the losses of our models."""
     columns: list[LossColumn] = []
     for title, sweep in (("12B", "large"), ("Hybrid", "hybrid"), ("Transformer", "recipe")):
         part = family_places(results, arm_table("nvfp4"), sweep)

@@ -92,10 +92,7 @@ def casts(table: str) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
 
 @cache
 def sum_errors(accumulator: str, distribution: str, length: int) -> Tensor:
-    """Return the errors of a product of E4M3 matrices, each divided by the root mean square of the exact result's row.
-
-    accumulator: one of SUMS. distribution: uniform (from 0 to 1) or normal. length: the number of products of a sum.
-    """
+    """Return the errors of a product of E4M3 matrices, divided by the root mean square of the exact result's row."""
     drawn = torch.Generator().manual_seed(length)
     draw = torch.rand if distribution == "uniform" else torch.randn
     a, b = (draw(shape, generator=drawn).to(E4M3) for shape in ((SIDE, length), (length, SIDE)))

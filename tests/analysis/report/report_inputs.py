@@ -69,7 +69,7 @@ def simulated(study: str, scale: str, folder: Path, cache: Path) -> Results:
 def shown_page(study: str, scale: str, results: Results, monkeypatch: pytest.MonkeyPatch) -> tuple[StudyReport, str]:
     """Return the report, and the HTML of all cells of the study's notebook without figures, without a kernel."""
     monkeypatch.setattr(shown, "svg", lambda figure: "<svg>")
-    report = report_of(results.plan, results, (f"study={study}", f"scale={scale}"))
+    report = report_of(results, (f"study={study}", f"scale={scale}"))
     parts: list[str] = []
     for cell in jupytext.read(STUDIES / study / "notebook.py").cells:
         if cell.cell_type == "markdown":
