@@ -67,8 +67,7 @@ class Series:
 
 def curves(results: Results, metric: str) -> pd.DataFrame:
     """Return a row for each place and step at which the metric is finite; the columns include COLUMNS."""
-    recorded = metric in results.table_of(RECORDED)
-    frame = results.curves(metric) if recorded else pd.DataFrame(columns=COLUMNS)
+    frame = results.curves(metric) if metric in results.table_of(RECORDED) else pd.DataFrame(columns=COLUMNS)
     return frame[np.isfinite(frame["value"].astype(float))]
 
 

@@ -1,13 +1,8 @@
 """The tables and figures of each study: functions of its modules, and data in its tables.yaml and figures.yaml.
 
-    @table("mor", "Table 2")
-    def table_2(results: Results) -> Table: …
-
-    @figure("mor", "Figure 5")
-    def figure_5(results: Results) -> Picture: …
-
-Titles of the paper's tables and figures come from `studies/STUDY/paper.yaml`. Those of our own are registered with
-a title; reports show it after the paper's and mark it as ours.
+Modules mark functions of Results with `@table("mor", "Table 2")` or `@figure("mor", "Figure 5")`. Titles of the paper's
+tables and figures come from `studies/STUDY/paper.yaml`. Those of our own are registered with a title; reports show them
+after the paper's and mark them as ours.
 """
 
 from __future__ import annotations

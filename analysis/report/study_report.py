@@ -1,10 +1,5 @@
 """The report of a study at one scale. Notebooks call its methods to show items: tables, figures and claims.
 
-    mor = fewbits.read("mor", scale="cpu").report
-    mor.table("Table 2")                # a DataFrame; in Jupyter it is shown as the table of the report
-    mor.figure("Figure 5")              # a matplotlib Figure, shown with its caption
-    mor.claims("M3", "M4", "M5")        # a DataFrame
-
 An item without data, or without a function that makes it, is shown as a text that says so.
 """
 
@@ -22,7 +17,7 @@ from markupsafe import Markup
 
 from fewbits.analysis.engine.claims.findings import Verdict
 from fewbits.analysis.engine.claims.judging import judge_file, judge_study, scale_words
-from fewbits.analysis.engine.claims.schema import claim_ids, studies_with_claims
+from fewbits.analysis.engine.claims.schema import studies_with_claims
 from fewbits.analysis.engine.claims.verdicts import FAMILIES
 from fewbits.analysis.engine.results.archive import Archive, Joined
 from fewbits.analysis.engine.results.frames import Results
@@ -148,10 +143,9 @@ class StudyReport:
 
     def claims(self, *names: str) -> ShownFrame:
         """Return a row for each comparison of the claims with these ids or, without ids, of all claims."""
-        known = dict.fromkeys([*self.verdicts, *claim_ids(self.study)])
         for name in names:
-            one_of(f"item of {self.study}", name, known)
-        verdicts = [self.verdicts[name] for name in names or self.verdicts if name in self.verdicts]
+            one_of(f"item of {self.study}", name, self.verdicts)
+        verdicts = [self.verdicts[name] for name in names or self.verdicts]
         self.shown |= {verdict.claim.id for verdict in verdicts}
         rows = [finding_row(verdict, finding) for verdict in verdicts for finding in verdict.findings]
         if names:

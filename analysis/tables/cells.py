@@ -1,13 +1,11 @@
 """Make cells of tables from an arm's trials, its mean or its change from a baseline; tables of losses and settings.
 
-Pairs of trials are the same as in the tests of claims. A metric is a column of `Results.trials` (`validation_loss`),
-the mean of a curve over its last steps (`loss@late`), or a mapping {trial id: number}. where: axis values of the arm.
-paper: the paper's number, which is shown beside ours. source: where the paper's number is from.
+Pairs of trials are the same as in the tests of claims. where: axis values of the arm. paper, source: the paper's
+number, which is shown beside ours, and where it is from.
 
-A table of losses and task scores has the paper's numbers beside ours. Losses depend on data, tokenizer and model, so
-only changes from a baseline can be compared: each loss has a second row with the change in percent. Small models cannot
-answer the questions of the paper's tasks, so the loss on text of another kind stands in for scores; trials that
-`fewbits evaluate` has evaluated on the tasks have their scores.
+Losses depend on data, tokenizer and model, so only changes from a baseline can be compared: each loss has a second row
+with the change in percent. Small models cannot answer the questions of the paper's tasks, so the loss on text of
+another kind stands in for scores, unless `fewbits evaluate` has evaluated trials on the tasks.
 """
 
 from __future__ import annotations

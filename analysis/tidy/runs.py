@@ -1,14 +1,8 @@
-"""Read runs as DataFrames: the runs of one sweep (`read`) or all runs of a store (`runs`).
+"""Read runs as DataFrames: the runs of one sweep (`read`) or all runs of a store (`runs`); nothing is trained.
 
-    sweep = read("my-sweep.yaml")                              # or read("mor", scale="cpu")
-    sweep.trials                                               # a row for each place of the sweep
-    sweep.metrics.query("metric == 'validation_loss'")         # a row for each evaluation of each place
-    sweep.export("my-data", "csv")
-
-Both functions only read the store and never train. LABELS and COLUMNS, at the end of this file, name
-the columns of long frames, which have a row for each measured number: these columns in this order, and then one for
-each axis of the sweep. So frames of several tables, sweeps and stores can be concatenated. A column that does not apply
-to a row is empty.
+LABELS and COLUMNS, at the end of this file, name the columns of long frames, which have a row for each measured number:
+these columns in this order, and then one for each axis of the sweep. So frames of several tables, sweeps and stores can
+be concatenated. A column that does not apply to a row is empty.
 """
 
 from __future__ import annotations

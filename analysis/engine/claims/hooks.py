@@ -1,20 +1,8 @@
 """Register Python hooks of claims: functions of a study that compute numbers which no result file contains.
 
-# Return {trial id: number}.
-@metric("mor", "fallback_share", bounds=(0, 1))
-def fallback_share(results: Results) -> Mapping[str, float]: …
-
-# Return a function of two trial ids, our arm's and the baseline's, that returns their difference.
-@metric("mor", "norm_distance")
-def norm_distance(results: Results) -> Callable[[str, str], float | None]: …
-
-# Return {name of the finding: result of an arithmetic check} for the claim M1.
-@exact("mor", "M1")
-def m1() -> Mapping[str, Exact]: …
-
-# Return {key: data} for the claim S1; a part of the claim chooses its data by the key in `data: KEY`.
-@measure("gaussws", "S1")
-def s1(results: Results) -> Mapping[str, Measured]: …
+@metric("mor", "fallback_share", bounds=(0, 1))  # Results → {trial id: number}, or → a function of two trial ids
+@exact("mor", "M1")  # → {name of the finding: the result of an arithmetic check}
+@measure("gaussws", "S1")  # Results → {key: data}; a part of the claim chooses its data by `data: KEY`
 """
 
 from __future__ import annotations

@@ -293,11 +293,6 @@ def claims_from(file: Path, study: str = "") -> StudyClaims:
         raise ValueError(f"{file}: {reason}") from None
 
 
-def claim_ids(study: str) -> tuple[str, ...]:
-    """Return the ids of a study's claims, in the order of its file; () if the study has no file of claims."""
-    return tuple(claim.id for claim in load_claims(study).claims) if study in studies_with_claims() else ()
-
-
 def studies_with_claims() -> tuple[str, ...]:
     return tuple(sorted(path.parent.name for path in STUDIES.glob("*/claims.yaml")))
 
