@@ -147,10 +147,8 @@ def _tables(path: Path) -> Iterator[tuple[str, pd.DataFrame]]:
         yield str(path.with_suffix("")), table
     step = next((name for name in map(str, table) if name.lower() in STEPS), table.columns[0])
     for run in dict.fromkeys(one["run"] for one in of_wandb):
-        yield (
-            run,
-            table.rename(columns={step: "step"} | {one[0]: one["metric"] for one in of_wandb if one["run"] == run}),
-        )
+        columns = {one[0]: one["metric"] for one in of_wandb if one["run"] == run}
+        yield run, table.rename(columns={step: "step"} | columns)
 
 
 def _of_columns(name: str, table: pd.DataFrame, arm: str | None, loss: str | None) -> Run:
@@ -234,40 +232,32 @@ def compare(runs: Sequence[Run]) -> Comparison:
 def _difference(
     baseline: Sequence[Run], arm: Sequence[Run], final: Mapping[int, float], slope: float | None
 ) -> Difference:
-    loss = float(np.mean([final[id(run)] for run in arm]))
+    xs, ys = ([final[id(run)] for run in runs] for runs in (baseline, arm))
     speeds = [run.speed for run in arm if run.speed]
-    speed = float(np.median(speeds)) if speeds else None
+    row = Difference(arm[0].arm, len(arm), float(np.mean(ys)), float(np.median(speeds)) if speeds else None)
     if arm is baseline:
-        return Difference(arm[0].arm, len(arm), loss, speed)
+        return row
     one, other = ({run.seed: final[id(run)] for run in runs if run.seed is not None} for runs in (baseline, arm))
     common = sorted(one.keys() & other.keys()) if len(one) == len(baseline) and len(other) == len(arm) else []
-    xs, ys = [final[id(run)] for run in baseline], [final[id(run)] for run in arm]
-    paired = len(common) >= 2 or (len(common) == 1 and len(xs) == len(ys) == 1)
-    sd: float | None = None
+    paired, base = len(common) >= 2 or len(common) == len(xs) == len(ys) == 1, float(np.mean(xs))
     if paired:
-        differences = [other[seed] - one[seed] for seed in common]
-        found, mean = estimate(differences), float(np.mean(differences))
-        sd = float(np.std(differences, ddof=1)) if len(common) > 1 else None
+        values = [other[seed] - one[seed] for seed in common]
+        row, found = replace(row, seeds=len(common), mean=float(np.mean(values)), paired=True), estimate(values)
+        sd = float(np.std(values, ddof=1)) if found else 0.0
     else:
-        found, mean = welch(xs, ys), float(np.mean(ys) - np.mean(xs))
-        if found is not None:
-            sd = math.sqrt((np.var(xs, ddof=1) + np.var(ys, ddof=1)) / 2)
-    interval = found.interval(LEVEL) if found else None
-    base = float(np.mean(xs))
-    slope = slope if base > 0 else None
-    relative = Interval(interval.low / base, interval.high / base, LEVEL) if interval else None
-    return Difference(
-        arm[0].arm,
-        len(common) if paired else len(arm),
-        loss,
-        speed,
-        mean,
-        interval,
-        min(1.0, 2 * min(found.p(0.0, side) for side in Side)) if found else None,
-        paired,
-        extra_tokens(mean / base, slope) if slope else None,
-        extra_interval(relative, slope) if slope and relative else None,
-        seeds_needed(sd, paired) if sd else None,
+        row, found = replace(row, mean=row.loss - base), welch(xs, ys)
+        sd = math.sqrt((np.var(xs, ddof=1) + np.var(ys, ddof=1)) / 2) if found else 0.0
+    assert row.mean is not None
+    if slope and base > 0:
+        row = replace(row, extra=extra_tokens(row.mean / base, slope))
+    if found is None:
+        return row
+    p, interval = min(1.0, 2 * min(found.p(0.0, side) for side in Side)), found.interval(LEVEL)
+    row = replace(row, interval=interval, p=p, needed=seeds_needed(sd, paired) if sd else None)
+    if row.extra is None or slope is None:
+        return row
+    return replace(
+        row, extra_interval=extra_interval(Interval(interval.low / base, interval.high / base, LEVEL), slope)
     )
 
 
@@ -301,8 +291,6 @@ def _settings(members: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
 def _named(runs: Sequence[Run]) -> list[Run]:
     """Give arms that are named by all their settings (`of_folder`) the shortest names that tell them apart."""
     unnamed = {run.arm: run.settings for run in runs if run.settings and run.arm == repr(sorted(run.settings.items()))}
-    if not unnamed:
-        return list(runs)
     names = {arm: settings["recipe"] for arm, settings in unnamed.items()}
     if len({*names.values()}) < len(names):
         every = list(unnamed.values())
