@@ -140,9 +140,8 @@ def _tables(path: Path) -> Iterator[tuple[str, pd.DataFrame]]:
         table = pd.read_csv(path, dtype=str, keep_default_na=False, na_values=[""])  # `nan` is no empty cell
     except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         raise ValueError(f"{path} is no CSV file: {error}") from None
-    of_wandb = [
-        one for name in map(str, table) if (one := _WANDB.fullmatch(name)) and not name.endswith(("MIN", "MAX"))
-    ]
+    means = [name for name in map(str, table) if not name.endswith(("MIN", "MAX"))]
+    of_wandb = [one for one in map(_WANDB.fullmatch, means) if one]
     if not of_wandb:
         yield str(path.with_suffix("")), table
     step = next((name for name in map(str, table) if name.lower() in STEPS), table.columns[0])

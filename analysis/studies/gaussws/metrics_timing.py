@@ -237,9 +237,8 @@ def table_1(results: Results) -> Table:
             return BLANK
         return TableCell(ours or not_planned(results), value, printed.source, comparable=False)
 
-    rows = [
-        TableRow(title, tuple(cell(column.id, *of) for column in printed.columns), unit) for title, unit, *of in lines
-    ]
+    names = [column.id for column in printed.columns]
+    rows = [TableRow(title, tuple(cell(name, *of) for name in names), unit) for title, unit, *of in lines]
     amounts = {name: next(iter(of.values())).amount for name, of in found.timed.items()}
     notes = (
         "Ours: the last measurements of `fewbits bench train --store` in this store; the paper's are from an A100-40G",

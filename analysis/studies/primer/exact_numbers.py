@@ -78,9 +78,8 @@ def a14() -> Exact:
         steps = np.diff(positive(name)[positive(name) >= TABLE[name].min_normal])
         ratios |= set((steps[1:] / steps[:-1]).tolist())
     integers = set(np.diff(positive("int8")).tolist())
-    return Exact(
-        integers == {1} and ratios == {1, 2}, f"steps of INT8: {integers}; ratios of neighbouring steps: {ratios}"
-    )
+    what = f"steps of INT8: {integers}; ratios of neighbouring steps: {ratios}"
+    return Exact(integers == {1} and ratios == {1, 2}, what)
 
 
 @exact("primer", "A24")
@@ -102,9 +101,8 @@ def a24() -> Exact:
 @exact("primer", "C1")
 def c1() -> Exact:
     steps = {name: f"{2.0 ** -TABLE[name].mantissa_bits:.6g}" for name in ("e4m3", "fp16", "bf16")}
-    return Exact(
-        [*steps.values()] == ["0.125", "0.000976562", "0.0078125"], f"steps between 1 and 2: {listed(steps, '')}"
-    )
+    holds = [*steps.values()] == ["0.125", "0.000976562", "0.0078125"]
+    return Exact(holds, f"steps between 1 and 2: {listed(steps, '')}")
 
 
 @exact("primer", "B1")
@@ -128,9 +126,8 @@ def c13() -> Exact:
 def a4() -> Exact:
     scaled = tensors()["normal"] * (127 / tensors()["normal"].abs().max())
     largest, error = float(scaled.round().abs().max()), float((scaled.round() - scaled).abs().max())
-    return Exact(
-        largest == 127 and error <= 0.5, f"INT8: the largest code is {largest:g}, errors are up to {error:.3f} steps"
-    )
+    what = f"INT8: the largest code is {largest:g}, errors are up to {error:.3f} steps"
+    return Exact(largest == 127 and error <= 0.5, what)
 
 
 # -------------------------------------------------------------------------------- scales, blocks, rotations
@@ -161,10 +158,8 @@ def c17() -> Exact:
 @exact("primer", "C23")
 def c23() -> Exact:
     x, scale = tensors()["normal"], 1 / tensors()["normal"].abs().max()
-    errors = {
-        "scaling in FP32": relative_mse(x, x * scale * (1 / scale)) ** 0.5,
-        "E4M3": error(x * scale, "e4m3") ** 0.5,
-    }
+    squares = {"scaling in FP32": relative_mse(x, x * scale * (1 / scale)), "E4M3": error(x * scale, "e4m3")}
+    errors = {name: square**0.5 for name, square in squares.items()}
     return Exact(errors["scaling in FP32"] < errors["E4M3"] / 1000, f"relative errors: {listed(errors, '.0e')}")
 
 
@@ -252,9 +247,8 @@ def a20() -> Exact:
 @exact("primer", "B7")
 def b7() -> Exact:
     bits = {str(n): encode(torch.ones(n // 64, 64), "e2m1:1x16:nvfp4").bits_per_element for n in (1024, 1 << 20)}
-    return Exact(
-        all(b == 4.5 + 32 / int(n) for n, b in bits.items()), f"stored bits, by elements: {listed(bits, '.6g')}"
-    )
+    holds = all(b == 4.5 + 32 / int(n) for n, b in bits.items())
+    return Exact(holds, f"stored bits, by elements: {listed(bits, '.6g')}")
 
 
 @exact("primer", "A21")
@@ -291,9 +285,8 @@ def a22() -> Exact:
 
 @exact("primer", "F2")
 def f2() -> Exact:
-    made = {
-        name: rotated(torch.ones(16, 16), signs) for name, signs in (("without signs", "none"), ("with signs", "te"))
-    }
+    signs = {"without signs": "none", "with signs": "te"}
+    made = {name: rotated(torch.ones(16, 16), chosen) for name, chosen in signs.items()}
     crest = {name: float(y.abs().max() / y.norm() * 16) for name, y in made.items()}
     what = f"largest / root mean square of 16 equal numbers, transformed: {listed(crest, '.3g')}"
     return Exact(crest["with signs"] < crest["without signs"] == 4, what)

@@ -188,20 +188,13 @@ def stochastic(results: Results) -> Picture:
 
 @figure("primer", "Figure 7", title="The error of a sum of K products, by accumulator")
 def accumulators(results: Results) -> Picture:
-    shown = []
-    for distribution in ("uniform", "normal"):
-        errors = {
-            name: np.array([samples.mean_error(name, distribution, k)[0] for k in samples.LENGTHS])
-            for name in samples.SUMS[1:]
-        }
-        shown.append(
-            _panel(f"Relative error, {distribution} numbers", np.array(samples.LENGTHS, float), errors, "products K")
-        )
-    return _curves(
-        shown,
-        ("xy", "xy"),
-        "`promoted`: Hopper's sum is added to an FP32 sum every 128 products. FP32 errs less than 1e-6.",
-    )
+    shown, lengths = [], np.array(samples.LENGTHS, float)
+    for kind in ("uniform", "normal"):
+        sums = {name: [samples.mean_error(name, kind, k)[0] for k in samples.LENGTHS] for name in samples.SUMS[1:]}
+        errors = {name: np.array(found) for name, found in sums.items()}
+        shown.append(_panel(f"Relative error, {kind} numbers", lengths, errors, "products K"))
+    note = "`promoted`: Hopper's sum is added to an FP32 sum every 128 products. FP32 errs less than 1e-6."
+    return _curves(shown, ("xy", "xy"), note)
 
 
 @figure("primer", "Figure 9", title="Exponents of gradients, and the range of FP16")
