@@ -8,6 +8,7 @@ arm is as good as its baseline on text like the training data, is it also as goo
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -70,21 +71,17 @@ def scores_figure(results: Results, study: str, of: ScoresFigure) -> Picture:
 
     trials = [trial for curves in ours for arms in curves.values() for one in arms.values() for trial in one.trials]
     notes = ((STAND_IN,) if stand_ins else (), notes_of(stand_ins)[1:], of.notes, left_out(results, of.rows))
-    return FigureResult(
-        draw, tuple(dict.fromkeys((*trials, *trials_of(stand_ins)))), tuple(note for some in notes for note in some)
-    )
+    return FigureResult(draw, tuple(dict.fromkeys((*trials, *trials_of(stand_ins)))), tuple(chain(*notes)))
 
 
 def _curves(results: Results, row: ArmCurves, of: ScoresFigure) -> dict[str, dict[str, Series]]:
     """Return {title of a task: {arm: its score over training}} for the row's arms; arms without scores are left out."""
     part = planned_row(results, row)
-    frames = {name: None if part is None else scores_over_training(part, name) for name in of.scores}
-    return {
-        name: {}
-        if frame is None
-        else {arm: one for arm in row.all_arms if (one := series.level(frame, arm)) is not None}
-        for name, frame in frames.items()
-    }
+    if part is None:
+        return {name: {} for name in of.scores}
+    frames = {name: scores_over_training(part, name) for name in of.scores}
+    levels = {name: {arm: series.level(frame, arm) for arm in row.all_arms} for name, frame in frames.items()}
+    return {name: {arm: one for arm, one in arms.items() if one is not None} for name, arms in levels.items()}
 
 
 def _stand_in(row: Shown) -> Panel:

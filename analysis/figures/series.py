@@ -159,9 +159,5 @@ def _tokens_by_seeds(frame: pd.DataFrame, arm: str) -> pd.DataFrame:
     """Return an arm's values by number of tokens (rows) and seed (columns), without gaps and diverged seeds."""
     rows = frame[frame["arm"] == arm]
     whole = rows[rows["state"] != str(State.DIVERGED)]
-    return (
-        (rows if whole.empty else whole)
-        .drop_duplicates(["tokens", "seed"])
-        .pivot(index="tokens", columns="seed", values="value")
-        .dropna()
-    )
+    kept = (rows if whole.empty else whole).drop_duplicates(["tokens", "seed"])
+    return kept.pivot(index="tokens", columns="seed", values="value").dropna()

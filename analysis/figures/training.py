@@ -265,9 +265,8 @@ def _end_of(panel: Panel) -> Panel:
         kept = line.x >= left
         band = line.band and (line.band[0][kept], line.band[1][kept])
         lines += [replace(line, x=line.x[kept], y=line.y[kept], band=band)] if kept.any() else []
-    return replace(
-        panel, title=f"{panel.title.partition(' ')[0]}, end", lines=tuple(lines), branches_at=None, x_ticks=2
-    )
+    title = f"{panel.title.partition(' ')[0]}, end"
+    return replace(panel, title=title, lines=tuple(lines), branches_at=None, x_ticks=2)
 
 
 def assign_styles(table: ArmTable, rows: Sequence[ArmCurves]) -> dict[str, Style]:
@@ -275,9 +274,7 @@ def assign_styles(table: ArmTable, rows: Sequence[ArmCurves]) -> dict[str, Style
     labels = {row.label(table, arm): table.arm(arm).style for row in rows for arm in row.arms if arm != BASELINE}
     free = iter(i for i in range(len(STYLES)) if i not in labels.values())
     if len(labels) > len(STYLES):
-        raise ValueError(
-            f"a figure has {len(labels)} arms, but there are styles for at most {len(STYLES)}: use several figures"
-        )
+        raise ValueError(f"a figure has {len(labels)} arms, but at most {len(STYLES)} have styles: use several figures")
     return {label: STYLES[next(free) if place is None else place] for label, place in labels.items()}
 
 

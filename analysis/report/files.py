@@ -80,10 +80,8 @@ def execute(source: Path, archive: bytes, report: Path) -> tuple[list[tuple[str,
         cell.id = f"cell-{number}"
     with TemporaryDirectory() as folder:
         (Path(folder) / NAME).write_bytes(archive)
-        resources, quiet = {"metadata": {"path": folder}}, ["--log-level=ERROR"]
-        client = NotebookClient(
-            notebook, timeout=LONGEST, record_timing=False, extra_arguments=quiet, resources=resources
-        )
+        options: Any = {"resources": {"metadata": {"path": folder}}, "extra_arguments": ["--log-level=ERROR"]}
+        client = NotebookClient(notebook, timeout=LONGEST, record_timing=False, **options)
         try:
             client.execute(env={**os.environ, ASKED: str(report), "PYDEVD_DISABLE_FILE_VALIDATION": "1"})
         except CellExecutionError as error:

@@ -248,11 +248,8 @@ def settings_table(
         rows.append(TableRow(row.title, tuple(cells), row.unit))
     for title, describe in unstated.items():
         rows.append(TableRow(title, tuple(column.cell(describe, None) for column in columns)))
-    return TableResult(
-        tuple(column.title for column in printed.columns),
-        tuple(rows),
-        (*notes, "Assumed: the paper does not state this setting, so we chose it"),
-    )
+    assumed = "Assumed: the paper does not state this setting, so we chose it"
+    return TableResult(tuple(column.title for column in printed.columns), tuple(rows), (*notes, assumed))
 
 
 def model(line: Lineage) -> str:

@@ -66,10 +66,9 @@ def judge_file(file: Path, results: Results, overrides: Sequence[str]) -> dict[s
         except ValueError as error:
             raise ValueError(f"{file}: {claim.id}: {error}") from None
     more = f"; to run them: {sweep_command(results, overrides)}"
-    return {
-        name: replace(one, reason=one.reason + more) if one.outcome is Outcome.NOT_RUN else one
-        for name, one in judge_claims(of, results).items()
-    }
+    verdicts = judge_claims(of, results)
+    not_run = [(name, one) for name, one in verdicts.items() if one.outcome is Outcome.NOT_RUN]
+    return verdicts | {name: replace(one, reason=one.reason + more) for name, one in not_run}
 
 
 def sweep_command(results: Results, overrides: Sequence[str]) -> str:
@@ -281,9 +280,8 @@ def unmet(needs: Needs, results: Results, trials: Iterable[str], unplanned: bool
         sizes = sorted({parameters_of(one.trial.model) for one in chosen})
         tokens = max(one.earlier_tokens + tokens_of(one.trial) for one in chosen)  # with those of a trunk
         large, long = sizes[-1 if unplanned else 0] >= needs.parameters, tokens >= needs.tokens
-        wanted = [f"{amount(needs.parameters)} parameters"] * (not large) + [f"{amount(needs.tokens)} tokens"] * (
-            not long
-        )
+        wanted = [f"{amount(needs.parameters)} parameters"] * (not large)
+        wanted += [f"{amount(needs.tokens)} tokens"] * (not long)
         have = f"{enumeration(map(amount, sizes))} parameters, {amount(tokens)} tokens"
         lacking = f"needs {enumeration(wanted)}; these runs have {have}" if wanted else ""
     if unplanned:

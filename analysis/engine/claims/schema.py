@@ -199,9 +199,8 @@ class Claim:
                 raise ValueError(f"{self.id}: the test {part.test} needs a margin, in the part or in the claim")
             margin = self.margin_of(part)
             if part.arms and margin and not margin.third and margin.relative != part.relative:
-                raise ValueError(
-                    f"{self.id}: set `relative: {str(part.relative).lower()}` in the margin, as in the part"
-                )
+                relative = str(part.relative).lower()
+                raise ValueError(f"{self.id}: set `relative: {relative}` in the margin, as in the part")
 
     @property
     def ours(self) -> bool:

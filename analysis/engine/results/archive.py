@@ -81,9 +81,8 @@ def archived(results: Results, overrides: Sequence[str], limit: int = LIMIT) -> 
 def _of_plan(results: Results, overrides: Sequence[str]) -> pd.DataFrame:
     plan, files = results.plan, results.files
     kept = [text for text in overrides if not is_location(text)]
-    rows: list[dict[str, Any]] = [
-        {"table": "plan", "text": json.dumps({"overrides": kept, **encoded(plan)}, sort_keys=True)}
-    ]
+    text = json.dumps({"overrides": kept, **encoded(plan)}, sort_keys=True)
+    rows: list[dict[str, Any]] = [{"table": "plan", "text": text}]
     late = {name: results.late(name) for name in ("loss", "loss_max") if name in results.table_of(METRICS)}
     for key, planned in plan.trials.items():
         at = files.standing(planned)
@@ -143,10 +142,8 @@ def _windows(frame: pd.DataFrame, detail: Detail) -> pd.DataFrame:
     """Keep some windows of steps of numerics.parquet, which are evenly spaced; the last one is always kept."""
     place = frame.groupby("id")["step"].rank("dense", ascending=False) - 1  # 0: the last window
     last = place.groupby(frame["id"]).transform("max")
-    kept = pd.concat([place == last * k // max(detail.windows - 1, 1) for k in range(detail.windows)], axis=1).any(
-        axis=1
-    )
-    return frame[kept].drop(columns=[name for name in UNREAD if name in frame])
+    kept = [place == last * k // max(detail.windows - 1, 1) for k in range(detail.windows)]
+    return frame[pd.concat(kept, axis=1).any(axis=1)].drop(columns=[name for name in UNREAD if name in frame])
 
 
 def _summed(frame: pd.DataFrame, detail: Detail) -> pd.DataFrame:

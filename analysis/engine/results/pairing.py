@@ -52,9 +52,8 @@ def paired(
         if baseline_where is None:
             matches = [other for other in matches if set(other["axes"]) <= set(row["axes"])]
         if len(matches) != 1:
-            notes.append(
-                f"{place_name(row)}: {len(matches) or 'no'} trials of {baseline} match it; a pair needs exactly one"
-            )
+            count = len(matches) or "no"
+            notes.append(f"{place_name(row)}: {count} trials of {baseline} match it; a pair needs exactly one")
             continue
         (other,) = matches
         used += [row["id"], other["id"]]
@@ -98,10 +97,9 @@ def line_of(results: Results, trial: str, metric: str = "validation_loss") -> li
 
 
 def _points(curves: pd.DataFrame) -> dict[str, list[tuple[float, float]]]:
-    return {
-        str(name): sorted(set(zip(one["tokens"].astype(float), one["value"].astype(float), strict=True)))
-        for name, one in curves.groupby("id")
-    }
+    curves = curves.astype({"tokens": float, "value": float})
+    groups = curves.groupby("id")
+    return {str(name): sorted(set(zip(one["tokens"], one["value"], strict=True))) for name, one in groups}
 
 
 def arm_rows(results: Results, arm: str, where: Where = ANYWHERE, *, shared: bool = False) -> list[Row]:

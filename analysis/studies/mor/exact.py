@@ -79,10 +79,8 @@ def quantize(x: Tensor, quantizer: Quantizer) -> Quantized:
 def quantized() -> list[Quantized]:
     """Return all hard cases: every tensor of `hard_tensors`, quantized with both formats and blocks of five sizes."""
     blocks = ("tensor", "channel", "128x128", "64x64", "1x128")
-    return [
-        quantize(x.bfloat16(), Quantizer(format=element, block=block, scaling="gam"))
-        for x, element, block in product(hard_tensors().values(), ("e4m3", "e5m2"), blocks)
-    ]
+    cases = product(hard_tensors().values(), ("e4m3", "e5m2"), blocks)
+    return [quantize(x.bfloat16(), Quantizer(format=name, block=block, scaling="gam")) for x, name, block in cases]
 
 
 @exact("mor", "M1")

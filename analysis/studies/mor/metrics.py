@@ -111,9 +111,8 @@ def rescued_by_exact_zeros(results: Results) -> Numbers:
 
     Each flushed value has a relative error of 1, so a tensor's error is then lower by its share of flushed values.
     """
-    return {
-        trial: float((above["error"] - above["flushed"] < THRESHOLD).mean()) for trial, above, _ in _by_side(results)
-    }
+    rescued = ((trial, above["error"] - above["flushed"] < THRESHOLD) for trial, above, _ in _by_side(results))
+    return {trial: float(saved.mean()) for trial, saved in rescued}
 
 
 @metric("mor", "separated_by_flushing", SHARE)
@@ -138,10 +137,8 @@ def _score_distance(results: Results, arms: tuple[str, ...], where: Mapping[str,
 def m4(results: Results) -> Mapping[str, Measured]:
     """Return the median distance of downstream scores from BF16's, in points, over tasks and partitions."""
     arms = ("block", "tensor", "channel")
-    return {
-        f"configuration {one['configuration']}": _score_distance(results, arms, one)
-        for one in (tensors.ONE, tensors.TWO)
-    }
+    places = {f"configuration {one['configuration']}": one for one in (tensors.ONE, tensors.TWO)}
+    return {name: _score_distance(results, arms, where) for name, where in places.items()}
 
 
 @measure("mor", "M17")
@@ -294,11 +291,8 @@ def _growth(results: Results, part: str, slot: str, everywhere: bool = False) ->
         return {block: seen[block, part, slot] for block in (blocks_of(seen) if everywhere else [1])}
 
     begin, end = _start(results, by_block), numbers(results, by_block)
-    return {
-        trial: min(_ratio(errors[block], begin[trial][block]) for block in errors if block in begin[trial])
-        for trial, errors in end.items()
-        if trial in begin
-    }
+    known = {trial: (begin[trial], last) for trial, last in end.items() if trial in begin}
+    return {trial: min(_ratio(last[b], first[b]) for b in last if b in first) for trial, (first, last) in known.items()}
 
 
 metric("mor", "fc2_input_growth")(partial(_growth, part=FC2, slot=X))

@@ -62,9 +62,8 @@ def _observed(results: Results) -> pd.DataFrame:
     rows = numerics[numerics["error"].notna()].copy()
     spelled = rows["quantizer"].fillna("")
     shares = rows.reindex(columns=[f"share_{i}" for i in range(ENTRIES)]).to_numpy(float)
-    rows["fallback"] = [
-        np.nan if (last := high(text)) is None else taken[last] for text, taken in zip(spelled, shares, strict=True)
-    ]
+    taken = zip(map(high, spelled), shares, strict=True)
+    rows["fallback"] = [np.nan if last is None else of_row[last] for last, of_row in taken]
     rows["limit"] = spelled.map(_limit)
     rows["line_step"] = rows["step"] + 1 + rows["id"].map(results.starts)
     return rows.reindex(columns=[*COLUMNS, *NUMBERS])

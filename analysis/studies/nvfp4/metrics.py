@@ -288,8 +288,5 @@ def n19() -> Exact:
         "weights in 1×16 blocks"
     )
     note = f"in 1×16 blocks the passes' weights differ by up to {rows.apart:.1%} of the weight's norm"
-    return Exact(
-        holds,
-        what,
-        (note, "these are the operands of the GEMMs in training, not results of a kernel called for the check"),
-    )
+    origin = "these are the operands of the GEMMs in training, not results of a kernel called for the check"
+    return Exact(holds, what, (note, origin))

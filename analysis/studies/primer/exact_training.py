@@ -73,9 +73,8 @@ def c2() -> Exact:
 @exact("primer", "C26")
 def c26() -> Exact:
     g = tensors()["normal"] * torch.exp2(-24 * tensors()["uniform"].abs())
-    zeros = {
-        name: float(((rate * g).to(FP16) == 0).float().mean()) for name, rate in (("gradients", 1), ("updates", 0.01))
-    }
+    rates = {"gradients": 1, "updates": 0.01}
+    zeros = {name: float(((rate * g).to(FP16) == 0).float().mean()) for name, rate in rates.items()}
     return Exact(zeros["updates"] > zeros["gradients"], f"shares that FP16 turns into 0: {listed(zeros, '.1%')}")
 
 

@@ -177,11 +177,8 @@ def stochastic(results: Results) -> Picture:
         Line(at, at, QUIET, "the number", points=False),
     )
     errors = {"stochastic": of_mean, "nearest": np.full(8, samples.error(y, "e2m1:1x16:e8m0") ** 0.5)}
-    right = Panel(
-        "Relative error of the mean of n",
-        tuple(Line(counts, e, s) for e, s in zip(errors.values(), STYLES, strict=False)),
-        x_label="n",
-    )
+    of_n = tuple(Line(counts, e, s) for e, s in zip(errors.values(), STYLES, strict=False))
+    right = Panel("Relative error of the mean of n", of_n, x_label="n")
     note = f"One stochastic rounding errs {of_mean[0] / errors['nearest'][0]:.2f} times as much as rounding to nearest."
     return _curves((Panel("Rounded to E2M1", lines, x_label="number"), right), ("", "xy"), note)
 
