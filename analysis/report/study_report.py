@@ -6,6 +6,7 @@ An item without data, or without a function that makes it, is shown as a text th
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -97,7 +98,8 @@ class StudyReport:
         html = top_screen(STUDIES[self.study], self.scale, self.size, of, rows, self.verdicts) + self.origin.flags()
         frame = pd.DataFrame([row.record() for row in rows])
         files = {"tables/top.csv": frame.to_csv(index=False)} if rows else {}
-        return shown_frame(frame, "the first screen", html, {"verdicts.json": tables.to_json(self.record()), **files})
+        files["verdicts.json"] = json.dumps(self.record(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        return shown_frame(frame, "the first screen", html, files)
 
     def show(self, *names: str) -> Items:
         """Return the tables, figures and claims with these ids, which a notebook shows one below the other."""
@@ -181,7 +183,7 @@ class StudyReport:
         """Return a table (name, value) of the code, data and machines behind the numbers, after the statistics."""
         rows = [{"name": name, "value": value} for name, value, _ in self.origin.rows()]
         trials = self.results.trials.drop(columns=["computed", "axes"], errors="ignore").to_csv(index=False)
-        html = render("rules", families=FAMILIES) + self.origin.table()
+        html = render("rules", families=FAMILIES) + render("provenance", rows=self.origin.rows())
         return shown_frame(rows, "provenance", html, {"tables/trials.csv": trials})
 
     def record(self) -> dict[str, object]:

@@ -83,13 +83,6 @@ def change(
     return cell(compare(results, metric, arm, baseline, where), PERCENT, paper, source)
 
 
-def share(
-    results: Results, shares: Mapping[str, float], arm: str, where: Where = ANYWHERE, paper: float | None = None
-) -> TableCell:
-    """Return the mean of the arm's shares in percent. shares: {trial id: share from 0 to 1}; paper: a percentage."""
-    return cell(own_numbers(results, shares, arm, where), PERCENT, paper, "inferred" if paper is not None else "")
-
-
 def cell(
     data: Data | NotPlanned,
     factor: float = 1.0,

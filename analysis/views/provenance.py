@@ -119,9 +119,6 @@ class Provenance:
         yield "Python of the trials", self.of_environments("python"), False
         yield "Packages of the analysis", ", ".join(f"{name} {version(name)}" for name in PACKAGES), False
 
-    def table(self) -> Markup:
-        return render("provenance", rows=self.rows())
-
     def flags(self) -> Markup:
         """Return the warnings at the top of a report as HTML: missing results, changed code, different environments."""
         missing, places = self.results.flags, len(self.results.members)

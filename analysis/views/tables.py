@@ -5,7 +5,6 @@ A row of a table has up to three lines: the paper's numbers, ours, and the diffe
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,16 +34,8 @@ class CellView:
     span: int = 1  # the number of columns that the cell covers
 
 
-@dataclass(frozen=True)
-class LineView:
-    """One of the lines in which a row is displayed, such as the line of our numbers."""
-
-    what: str
-    cells: tuple[CellView, ...]
-
-
-def table_html(result: TableResult, notes: Sequence[str] | None = None) -> Markup:
-    """Return the table as HTML, with these notes or, without any, with all of its own.
+def table_html(result: TableResult, notes: Sequence[str]) -> Markup:
+    """Return the table as HTML, with these of its notes.
 
     The rows are left out if all our numbers are missing because the sweeps of the report's scale do not have the arms
     that give them; then the reason is shown.
@@ -62,12 +53,12 @@ def table_html(result: TableResult, notes: Sequence[str] | None = None) -> Marku
         groups=[(group, len(list(several))) for group, several in groups],
         heads=[name for _, _, name in parts] if grouped else result.columns,
         rows=[(row, _lines(row)) for row in result.rows],
-        notes=(*(result.notes if notes is None else notes), *unreached),
+        notes=(*notes, *unreached),
         folded=sentence(why(missing)) if missing and folded else "",
     )
 
 
-def _lines(row: TableRow) -> list[LineView]:
+def _lines(row: TableRow) -> dict[str, tuple[CellView, ...]]:
     """Return the lines of a row: always the line `ours`; the lines `paper` and `difference` only if they have text."""
     printed = [f"{cell.paper:.10g}" for cell in row.cells if isinstance(cell.paper, float)]
     # The decimals that show all of the paper's numbers in the row exactly, but at most PRINTED.
@@ -80,7 +71,7 @@ def _lines(row: TableRow) -> list[LineView]:
         "ours": _merged(row) or tuple(_ours(cell, places) for cell in row.cells),
         "difference": tuple(_difference(cell, places) for cell in row.cells),
     }
-    return [LineView(name, cells) for name, cells in lines.items() if name == "ours" or any(one.text for one in cells)]
+    return {name: cells for name, cells in lines.items() if name == "ours" or any(one.text for one in cells)}
 
 
 def _merged(row: TableRow) -> tuple[CellView, ...]:
@@ -237,8 +228,3 @@ def view(finding: Finding) -> FindingView:
         "" if printed is None else effect(printed, None, finding.relative, sign=sign),
         f"± {size(finding.margin, finding.relative)}" if finding.margin else finding.bound,
     )
-
-
-def to_json(record: object) -> str:
-    """Return a record as indented JSON that ends with a line feed; raise ValueError for NaN and infinity."""
-    return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

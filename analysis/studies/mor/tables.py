@@ -19,9 +19,10 @@ from fewbits.analysis.tables.cells import (
     PERCENT,
     UNSTATED,
     SettingsColumn,
+    cell,
+    own_numbers,
     paper_losses,
     settings_table,
-    share,
 )
 from fewbits.common.wording import plural
 
@@ -72,6 +73,7 @@ def fallbacks(results: Results) -> TableResult:
     for (name, where), arm in product(CONFIGURATIONS.items(), MIXTURES):
         if results.has(arm, where):
             printed = best if (arm, where) == ("channel", ONE) else None
-            cells = [share(results, of, arm, where, printed if t == "All" else None) for t, of in shares.items()]
+            found = {title: own_numbers(results, of, arm, where) for title, of in shares.items()}
+            cells = [cell(data, PERCENT, printed if t == "All" else None, "inferred") for t, data in found.items()]
             made.append(TableRow(f"{ARMS.title(arm)}, {name}", tuple(cells), "%"))
     return TableResult(tuple(shares), tuple(made), ("All tensors and windows have equal weight",))
