@@ -80,7 +80,10 @@ def execute(source: Path, archive: bytes, report: Path) -> tuple[list[tuple[str,
         cell.id = f"cell-{number}"
     with TemporaryDirectory() as folder:
         (Path(folder) / NAME).write_bytes(archive)
-        options: Any = {"resources": {"metadata": {"path": folder}}, "extra_arguments": ["--log-level=ERROR"]}
+        options: dict[str, Any] = {
+            "resources": {"metadata": {"path": folder}},
+            "extra_arguments": ["--log-level=ERROR"],
+        }
         client = NotebookClient(notebook, timeout=LONGEST, record_timing=False, **options)
         try:
             client.execute(env={**os.environ, ASKED: str(report), "PYDEVD_DISABLE_FILE_VALIDATION": "1"})
