@@ -23,7 +23,7 @@ from markupsafe import Markup, escape
 from fewbits import build, load_recipe, quantize, read
 from fewbits.analysis.engine.results.archive import archived
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.statistics import extra_tokens, pseudo_values, summary
+from fewbits.analysis.engine.statistics import estimate, extra_tokens, pseudo_values
 from fewbits.analysis.views.html import document
 from fewbits.common.atomic import write_atomically
 from fewbits.common.wording import plural
@@ -199,8 +199,8 @@ def add(recipes: Mapping[str, dict[str, Any]], models: dict[str, str], results: 
 
 def percent(numbers: Sequence[float]) -> list[float | None]:
     """Return the mean over seeds in percent, and half of its interval."""
-    of_seeds = summary(numbers, LEVEL)
-    return [100 * of_seeds.mean, 100 * of_seeds.interval.half if of_seeds.interval else None]
+    found = estimate(numbers)
+    return [100 * found.mean, 100 * found.interval(LEVEL).half] if found else [100 * numbers[0], None]
 
 
 def add_probes(recipes: Mapping[str, dict[str, Any]], model: str, found: Rows) -> None:
@@ -227,7 +227,8 @@ def add_training(recipes: Mapping[str, dict[str, Any]], model: str, found: Rows)
     recipes["bf16"]["untrained"] |= dict.fromkeys(TRAINED, "the others are compared with it")
     span = math.log(found["bf16"][0]["steps"] / found["short"][0]["steps"])
     slopes = [(less / loss - 1) / span for less, loss in zip(short, whole, strict=True)]
-    interval = summary(slopes, LEVEL).interval
+    slope = estimate(slopes)
+    interval = slope and slope.interval(LEVEL)
     for name, of_recipe in losses.items():
         changes = [loss / base - 1 for loss, base in zip(of_recipe, whole, strict=True)]
         why, values = recipes[name]["untrained"], recipes[name]["measured"].setdefault(model, {})
