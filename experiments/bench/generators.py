@@ -24,7 +24,7 @@ from torch import Tensor
 from fewbits.common.terminal import print_table
 from fewbits.experiments.bench import kernels as peers
 from fewbits.experiments.bench.kernel_cases import BITS, SEED, SQUARE, Case, Work, generate, sample_weight
-from fewbits.experiments.bench.measure import OtherProcesses, in_touched_memory, seconds, take_turns
+from fewbits.experiments.bench.measure import OtherProcesses, keep_freed_memory, seconds, take_turns
 from fewbits.kernels.backends import build, cpu
 
 # The smallest weights of Llama 3.2 1B and the largest of Llama 3.1 405B are named in the paper's text; the shapes
@@ -55,6 +55,7 @@ class Timed:
 
 
 def time_shapes(shapes: Sequence[tuple[int, int]], device: str, runs: int) -> list[Timed]:
+    keep_freed_memory()
     timings = []
     for rows, cols in shapes:
         print(f"fewbits: timing {rows}x{cols} in {runs} turns", file=sys.stderr, flush=True)
@@ -78,13 +79,13 @@ def _generators(case: Case, w: Tensor) -> dict[str, tuple[Work, Tensor]]:
     `torch` gets only its first rows for eq. 3. On a CPU, box-muller is absent for eq. 3, and without a C++ compiler.
     """
     few = w[: max(SQUARE, PEER_ELEMENTS // w.shape[1] // SQUARE * SQUARE)]
-    generators: dict[str, tuple[Work, Tensor]] = {BITWISE: (in_touched_memory(lambda x: case.into(x, x)), w)}
+    generators: dict[str, tuple[Work, Tensor]] = {BITWISE: (case.call, w)}
     eager = peers.eager(case)
     if w.is_cuda:
         work = partial(peers.sample, draw=_box_muller, bits=BITS, square=SQUARE) if eager else _box_muller
         generators[BOX_MULLER] = torch.compile(work, dynamic=True), w
     elif eager is None and build.compiler():
-        generators[BOX_MULLER] = in_touched_memory(lambda x: cpu.box_muller(x.numel(), SEED)), w
+        generators[BOX_MULLER] = (lambda x: cpu.box_muller(x.numel(), SEED)), w
     if eager:
         generators[TORCH] = eager, few
     else:

@@ -10,8 +10,6 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fewbits.kernels import api, noise, packed
-from fewbits.kernels.backends.choice import backend_for
-from fewbits.kernels.backends.protocol import Backend
 from fewbits.kernels.quantizer import Mixture, Quantizer
 
 Work = Callable[[Tensor], object]
@@ -28,19 +26,14 @@ class Case:
 
     name: str
     accesses: int  # how often a perfect kernel reads or writes each element in the tensor's dtype
-    call: Callable[..., object]  # the public call of x, with out=None if there is no `backend`
+    call: Callable[..., object]  # the public call of x and out, which is None or memory for the result, if it has any
     more_bytes: float = 0  # other bytes per element that a perfect kernel moves, such as the element's code
-    backend: Work | None = None  # the backend's function, which allocates its results, where no public call has out=
     dtype: torch.dtype | None = None  # None: the dtype of the run
     # What the call computes, for peers; a case without any of these has no peers.
     quantizer: Quantizer | None = None  # of fake_quantize
     axes: tuple[int, ...] = (-1,)  # along which it quantizes
     stats: bool = False  # with statistics
     sampler: Literal["gaussian", "uniform"] | None = None  # the noise of a sampled weight
-
-    def into(self, x: Tensor, out: Tensor) -> object:
-        """Make the call with results in memory that exists already, if there is such a call."""
-        return self.backend(x) if self.backend else self.call(x, out=out)
 
     def traffic(self, itemsize: int) -> float:
         """Return the bytes that a perfect kernel moves, divided by those that a copy of the tensor moves.
@@ -102,27 +95,20 @@ def sample_weight(kind: Literal["gaussian", "uniform"]) -> Case:
     return Case(
         f"sample_weight {kind}",
         2,
-        lambda x: noise.sample_weight(x, _widths(x), SEED, noise=kind, block=SQUARE, dtype=x.dtype),
+        lambda x, out=None: noise.sample_weight(x, _widths(x), SEED, noise=kind, block=SQUARE, dtype=x.dtype),
         more_bytes=2 * NOISE_BYTES[kind],
-        backend=lambda x: _backend(x).sample_weight(x, _widths(x), SEED, kind, SQUARE, x.dtype),
         sampler=kind,
     )
 
 
 def generate(kind: Literal["gaussian", "uniform"]) -> Case:
     """Return the case that only generates noise, one value for each element of x."""
-    public = noise.gaussian_noise if kind == "gaussian" else noise.uniform_noise
-
-    def backend(x: Tensor) -> object:
-        kernels = _backend(x)
-        return (kernels.gaussian_noise if kind == "gaussian" else kernels.uniform_noise)(x.numel(), SEED, x.device)
-
+    draw = noise.gaussian_noise if kind == "gaussian" else noise.uniform_noise
     return Case(
         f"{kind}_noise ({NOISE_BYTES[kind]:g} bytes each)",
         0,
-        lambda x: public(x.numel(), SEED, device=x.device),
+        lambda x, out=None: draw(x.numel(), SEED, device=x.device),
         more_bytes=NOISE_BYTES[kind],
-        backend=backend,
     )
 
 
@@ -131,9 +117,8 @@ def encode(spec: str) -> Case:
     return Case(
         f"encode {spec}",
         _reads(q, -1),
-        lambda x: packed.encode(x, q, seed=SEED),
+        lambda x, out=None: packed.encode(x, q, seed=SEED),
         more_bytes=_stored_bytes(q),
-        backend=lambda x: _backend(x).encode(x, q, -1, SEED),
     )
 
 
@@ -145,10 +130,6 @@ def decode(spec: str) -> Case:
         return packed.decode(_prepared(x, spec, lambda: packed.encode(x, q, seed=SEED)), out=out)
 
     return Case(f"decode {spec}", 1, call, more_bytes=_stored_bytes(q))
-
-
-def _backend(x: Tensor) -> Backend:
-    return backend_for(x.device.type)
 
 
 def _reads(q: Quantizer, axis: int) -> int:

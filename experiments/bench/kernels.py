@@ -9,13 +9,12 @@ torch's float8 dtypes where torch has the format, and with torch's random number
 kernels.
 """
 
-import json
 import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -33,7 +32,7 @@ from fewbits.experiments.bench.measure import (
     Ratio,
     Timer,
     gpu_seconds,
-    in_touched_memory,
+    keep_freed_memory,
     machine,
     seconds,
     take_turns,
@@ -78,10 +77,6 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"
 
 
 # ------------------------------------------------------------------------------------------------ plain torch
@@ -131,18 +126,19 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def _quantizer(case: Case) -> Quantizer | None:
+    """Return the quantizer of a case if the case has no second result and its quantizer no option that peers lack."""
+    q = case.quantizer
+    if q is None or len(case.axes) > 1 or case.stats or q.hadamard or q.needs_seed:
+        return None
+    return q if (q.group, q.factor, q.target, q.select) == ("tensor", 1.0, None, None) else None
+
+
 def eager(case: Case) -> Work | None:
     if case.sampler:
         return partial(sample, draw=DRAWS[case.sampler], bits=BITS, square=SQUARE)
-    q = case.quantizer
-    if q is None or len(case.axes) > 1 or case.stats or q.hadamard or q.needs_seed or _has_options(q):
-        return None
-    return partial(fake_quantize, q=q, axis=case.axes[0]) if q.scaling in ("none", "amax", "nvfp4") else None
-
-
-def _has_options(q: Quantizer) -> bool:
-    """Tell whether a scaling has options that peers lack."""
-    return (q.group, q.factor, q.target, q.select) != ("tensor", 1.0, None, None)
+    q = _quantizer(case)
+    return partial(fake_quantize, q=q, axis=case.axes[0]) if q and q.scaling in ("none", "amax", "nvfp4") else None
 
 
 def compiled(case: Case) -> Work | None:
@@ -155,8 +151,8 @@ def compiled(case: Case) -> Work | None:
 
 
 def torchao(case: Case) -> Work | None:
-    q = case.quantizer
-    if q is None or case.axes != (-1,) or case.stats or q.hadamard or q.needs_seed or _has_options(q):
+    q = _quantizer(case)
+    if q is None or case.axes != (-1,):
         return None
     if q.scaling in ("e8m0", "mx") and str(q.block) == "1x32":
         mx: Any = import_module("torchao.prototype.mx_formats.mx_tensor")
@@ -210,9 +206,8 @@ SMALL = 64 << 20  # if a tensor and its copy have fewer bytes together, they may
 NOTES = """\
 All columns except those with × are in %.
 copy   time of out.copy_(x) / time of our kernel, both into memory that was written before, in turns A B A B: median
-       and range over {runs} turns (fewer if they take more than {patience:g} s).
-       encode, weights and noise have no public out=: their backend functions are timed, and torch is patched to give
-       their results memory that was written before.
+       and range over {runs} turns (fewer if they take more than {patience:g} s). encode, weights and noise have no
+       out=: they allocate their results, for which glibc reuses freed memory.
 mem    the value of `copy` that memory traffic alone would allow. The traffic counts each element once per read and
        once per write. A scale of the whole tensor needs a second read (then mem is 67); a second result needs
        a second write. Cache lines that a store fetches, and second reads that hit a cache, are not considered. Noise
@@ -240,45 +235,29 @@ class Bench:
     machine: dict[str, str | int | float | None]
     device: str
     dtype: str
-    rows: int
-    cols: int
+    size: int
     runs: int
     measured: list[Measured] = field(default_factory=list)
     peers: dict[str, str] = field(default_factory=dict)  # name -> version
     notes: list[str] = field(default_factory=list)
 
-    def as_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
 
-
-def run(
-    cases: Sequence[Case],
-    size: int,
-    *,
-    dtype: str,
-    device: str,
-    runs: int,
-    peers: bool = True,
-    save: Callable[[Bench], object],
-) -> Bench:
+def run(cases: Sequence[Case], size: int, *, dtype: str, device: str, runs: int, peers: bool) -> Bench:
     """Measure the cases on tensors of size x size elements; print progress on stderr.
 
-    dtype: the dtype of the tensors for all cases that do not set their own.
-    runs: the largest number of turns in which our kernels and the copy are timed.
-    peers: True to measure other implementations too.
-    save: is called with the results so far after each case and each peer, so that an interrupted run keeps them.
+    dtype: the dtype of the tensors for all cases that do not set their own. runs: the largest number of turns in which
+    our kernels and the copy are timed. peers: True to measure other implementations too.
     """
-    bench = Bench(machine(device), device, dtype, size, size, runs)
+    keep_freed_memory()
+    bench = Bench(machine(device), device, dtype, size, runs)
     tensors = _Tensors(size, getattr(torch, dtype), device)
     for number, case in enumerate(cases, start=1):
         print(f"{number}/{len(cases)} {case.name}", file=sys.stderr, flush=True)
         bench.measured.append(_measure(case, tensors, runs))
-        save(bench)
     if peers and size % PEER_UNIT:
         bench.notes.append(f"no peers were timed: they need whole blocks, so --size must be a multiple of {PEER_UNIT}")
     for peer in PEERS if peers and not bench.notes else ():
         _compare(peer, cases, bench, tensors)
-        save(bench)
     return bench
 
 
@@ -319,9 +298,8 @@ class _Tensors:
 
 def _measure(case: Case, tensors: _Tensors, runs: int) -> Measured:
     x = tensors.use_dtype(case.dtype)
-    # If the case allocates its results, every call gets the same memory; on a GPU it does so anyway.
-    call = in_touched_memory(case.into) if case.backend and tensors.device == "cpu" else case.into
-    copy, into = take_turns([tensors.timer(lambda x, out: out.copy_(x)), tensors.timer(call)], runs)
+    timers = [tensors.timer(lambda x, out: out.copy_(x)), tensors.timer(lambda x, out: case.call(x, out=out))]
+    copy, into = take_turns(timers, runs)
     return Measured(
         case=case.name,
         share=Ratio.of(copy, into),
@@ -348,7 +326,8 @@ def _compare(peer: Peer, cases: Sequence[Case], bench: Bench, tensors: _Tensors)
                 timers = [tensors.timer(_fresh(call), rows) for call in (work, case.call)]
                 measured.peers[peer.name] = Ratio.of(*take_turns(timers, PEER_TURNS))
         except Exception as error:  # a failure of another package is a result
-            bench.notes.append(f"{peer.name} failed on {case.name}: {first_line(error)}")
+            problem = str(error).partition("\n")[0][:160]
+            bench.notes.append(f"{peer.name} failed on {case.name}: {type(error).__name__}: {problem}")
 
 
 def _fresh(call: Work) -> Callable[[Tensor, Tensor], object]:
@@ -363,8 +342,8 @@ def show(bench: Bench) -> None:
         f"{facts['device']}, load {facts['load']} at the start; fewbits {facts['fewbits']}, backend {facts['backend']}"
     )
     print(f"torch {facts['torch']}, python {facts['python']}, compiler {facts['compiler']}")
-    print(f"tensor {bench.rows}x{bench.cols} {bench.dtype}, N(0, 1); a copy reads and writes {speed:.1f} GB/s in total")
-    if bench.device == "cpu" and 2 * bench.rows * bench.cols * getattr(torch, bench.dtype).itemsize < SMALL:
+    print(f"tensor {bench.size}x{bench.size} {bench.dtype}, N(0, 1); a copy reads and writes {speed:.1f} GB/s in total")
+    if bench.device == "cpu" and 2 * bench.size**2 * getattr(torch, bench.dtype).itemsize < SMALL:
         print("the tensor is small: the copy may stay in the caches, so these figures do not apply to large tensors")
     print()
     shown = [name for name in bench.peers if any(name in m.peers for m in bench.measured)]

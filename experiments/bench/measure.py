@@ -4,17 +4,15 @@ Calls that are compared take turns, A B A B …, and ratios are computed within 
 both calls of a turn become slower, and the ratio stays.
 """
 
+import ctypes
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from fewbits.common.terminal import notice
 from fewbits.experiments.environment import environment
@@ -153,38 +151,10 @@ def take_turns(
     return [list(times) for times in zip(*turns, strict=True)]
 
 
-class TouchedMemory(TorchFunctionMode):
-    """A torch mode in which torch.empty and torch.empty_like return memory that was written before.
-
-    New memory would be slower, because the system provides it only at the first write. Each time the mode is entered,
-    calls get the tensors of the last time again. A result is valid only until the mode is entered again.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._kept: dict[tuple[int, torch.Size, torch.dtype], Tensor] = {}
-        self._count = 0
-
-    def __enter__(self) -> "TouchedMemory":
-        self._count = 0
-        super().__enter__()
-        return self
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func not in (torch.empty, torch.empty_like):
-            return result
-        self._count += 1
-        key = (self._count, result.shape, result.dtype)
-        return self._kept[key] if key in self._kept else self._kept.setdefault(key, result.zero_())
-
-
-def in_touched_memory(call: Callable[..., object]) -> Callable[..., object]:
-    """Return a function that runs `call` within TouchedMemory, where each call gets the same memory for its results."""
-    memory = TouchedMemory()
-
-    def inside(*arguments: Tensor) -> object:
-        with memory:
-            return call(*arguments)
-
-    return inside
+def keep_freed_memory() -> None:
+    """Make glibc reuse freed memory of any size, because the system provides new memory only at the first write."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        m_trim_threshold, m_mmap_max = -1, -4
+        libc.mallopt(m_mmap_max, 0)
+        libc.mallopt(m_trim_threshold, (1 << 31) - 1)

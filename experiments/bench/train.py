@@ -9,17 +9,14 @@ variant).
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.distributed._tools.mem_tracker import MemTracker
 
 from fewbits.common import terminal
 from fewbits.experiments.bench.measure import OtherProcesses, Ratio, seconds, take_turns
@@ -200,58 +197,9 @@ class Step:
 
     def memory(self) -> int:
         """Run one step; return the peak number of bytes of all tensors, including parameters and optimizer states."""
-        state = tree_leaves([*self.optimizer.state.values()])
-        tensors = [*self.model.parameters(), *self.model.buffers(), *filter(torch.is_tensor, state)]
-        return peak_bytes(self, tensors, self.inputs.device)
-
-
-class MemoryCounter(TorchDispatchMode):
-    """Count the bytes of `tensors` and of all tensors that operations return inside a `with` block of this object.
-
-    The attribute `now` is the number of bytes at present, and `peak` the largest number so far.
-    """
-
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._seen: set[int] = set()
-        for tensor in tensors:
-            self._add(tensor)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in filter(torch.is_tensor, tree_leaves(result)):
-            self._add(tensor)
-        return result
-
-    def _add(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        if key in self._seen:
-            return
-        self._seen.add(key)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._drop, key, size)
-
-    def _drop(self, key: int, size: int) -> None:
-        self._seen.discard(key)
-        self.now -= size
-
-
-def peak_bytes(step: Callable[[], None], tensors: Iterable[Tensor], device: torch.device) -> int:
-    """Run a step; return the peak of the total bytes of all tensors that exist at the same time.
-
-    tensors: tensors that exist before the step and are counted too (parameters, the optimizer's state).
-    """
-    counter = MemoryCounter(tensors)
-    if device.type != "cuda":
-        with counter:
-            step()
-        return counter.peak
-    torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    step()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before + counter.now
+        tracker = MemTracker()
+        tracker.track_external(self.model, self.optimizer)
+        with tracker:
+            self()
+        peak: dict[str, int] = tracker.get_tracker_snapshot("peak")[self.inputs.device]
+        return peak["Total"]

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fewbits.common.arguments import CommandParser, positive
-from fewbits.common.atomic import write_atomically, write_json
+from fewbits.common.atomic import write_json
 from fewbits.common.store_folder import BENCH, store_folder
 from fewbits.common.terminal import notice, print_table
 
 if TYPE_CHECKING:
-    from fewbits.experiments.bench.kernels import Bench
     from fewbits.experiments.bench.train import ModelResult
 
 KERNELS = """\
@@ -70,17 +69,16 @@ def kernels(argv: Sequence[str]) -> int:
     from fewbits.experiments.bench.kernels import run, show
     from fewbits.experiments.bench.measure import warn_if_busy
 
-    def save(bench: Bench) -> None:
-        if options.json:
-            write_atomically(options.json.resolve(), bench.as_json().encode())
-
     cases = [case for case in CASES if options.only in case.name]
     if not cases:
         names = ", ".join(case.name for case in CASES)
         raise ValueError(f"bench kernels: --only {options.only!r} is not in the name of a case: {names}")
     warn_if_busy()
     shared = {"dtype": "bfloat16", "device": options.device, "runs": options.runs}
-    show(run(cases, options.size, **shared, peers=not options.no_peers, save=save))
+    bench = run(cases, options.size, **shared, peers=not options.no_peers)
+    if options.json:
+        write_json(options.json.resolve(), asdict(bench))
+    show(bench)
     return 0
 
 

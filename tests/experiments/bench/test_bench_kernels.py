@@ -17,7 +17,6 @@ import torch
 from fewbits import cli
 from fewbits.experiments.bench import kernels as bench_peers
 from fewbits.experiments.bench.kernel_cases import CASES, Case
-from fewbits.experiments.bench.measure import TouchedMemory
 from fewbits.kernels.packed import Packed
 
 SMALL = ["--size", "256", "--runs", "1", "--threads", "1"]  # one thread, because threads wait on a busy machine
@@ -136,20 +135,3 @@ def _first(result: Any) -> torch.Tensor:
     if isinstance(result, Packed):
         return result.codes
     return result[0] if isinstance(result, tuple) else result
-
-
-# Measurement and report
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if c.backend], ids=lambda c: c.name)
-def test_what_has_no_out_writes_the_same_values_into_touched_memory(case: Case) -> None:
-    x = torch.randn(256, 256, generator=torch.Generator().manual_seed(3)).bfloat16()
-    memory = TouchedMemory()
-    for _ in range(2):
-        with memory:
-            values: Any = case.into(x, x)
-    public: Any = case.call(x)
-    assert torch.equal(_first(values), _first(public))
-
-
-# Other processes
