@@ -91,7 +91,6 @@ def cached(made_of: object, make: Callable[[], DictConfig]) -> dict[str, Any]:
 
 
 def to_plain(config: DictConfig) -> dict[str, Any]:
-    """Return a config as plain values, with interpolations resolved; raise OmegaConf's error for a missing value."""
     return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
 
 

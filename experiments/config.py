@@ -74,9 +74,7 @@ def load_trial(overrides: Sequence[str] = ()) -> tuple[Trial, Runtime]:
 
 
 def load_recipe(name: str, settings: Mapping[str, Any] | None = None) -> Recipe:
-    """Return a recipe by its name (from `fewbits list recipes`) or the path of a YAML file.
-
-    settings: new values by key, as in overrides `recipe.KEY=VALUE`; see `fewbits list recipes NAME` for the keys.
+    """Return a recipe by its name (from `fewbits list recipes`) or the path of a YAML file, with changed settings.
 
     >>> load_recipe("mor/block", {"threshold": 0.05})
     >>> load_recipe("./mine.yaml")
@@ -258,12 +256,12 @@ def _about_key(config: DictConfig, key: str) -> str | None:
 
 def prepare(own: Folders) -> None:
     """Register with Hydra what config files use but do not define: defaults, models, a resolver, and chosen files."""
-    _prepare()
+    _register_defaults()
     register_chosen(own)
 
 
 @cache
-def _prepare() -> None:
+def _register_defaults() -> None:
     store = ConfigStore.instance()
     store.store("defaults_of_a_trial", _defaults())
     for name, model in MODELS.items():

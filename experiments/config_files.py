@@ -91,7 +91,6 @@ def yaml_files(folder: Path) -> list[Path]:
 
 
 def is_search_path(override: str) -> bool:
-    """Tell whether an override sets Hydra's search path, `hydra.searchpath=[…]`."""
     return override.partition("=")[0] == SEARCH_PATH
 
 

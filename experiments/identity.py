@@ -112,7 +112,7 @@ def own_hooks(recipe: Recipe) -> dict[str, str]:
         if file.name not in digests and file.is_file():
             tree = ast.parse(file.read_bytes())
             digests[file.name] = python_digest(tree)
-            waiting += [OWN.parent / f"{name.partition('.')[0]}.py" for name in _imported(tree)]
+            waiting += [OWN.parent / f"{name.partition('.')[0]}.py" for name in _imports(tree)]
     return {"hooks": total(digests)}
 
 
@@ -122,14 +122,6 @@ def _strings(value: object) -> Iterator[str]:
     elif isinstance(value, dict | list | tuple):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _strings(item)
-
-
-def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
 
 
 def trial_id(identity: Mapping[str, Any]) -> str:
@@ -255,7 +247,7 @@ def running(root: Path = ROOT) -> dict[str, str]:
         if computes and path not in digests and (root / path).is_file():
             tree = ast.parse((root / path).read_bytes())
             digests[path] = python_digest(tree)
-            waiting += _imports(tree)
+            waiting += [name.removeprefix("fewbits.") for name in _imports(tree) if name.startswith("fewbits.")]
     for file in (root / "kernels" / "csrc").glob("[!.]*.*"):
         if file.suffix in (".h", ".cpp", ".cu", ".cuh"):
             digests[file.relative_to(root).as_posix()] = cpp_digest(file.read_text("utf-8"))
@@ -263,11 +255,12 @@ def running(root: Path = ROOT) -> dict[str, str]:
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:
-    """Yield the dotted names, without `fewbits.`, that a module imports from fewbits; also those inside functions."""
+    """Yield the dotted names of modules, and of what is imported from them; also of imports inside functions."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("fewbits."):
-            module = node.module.removeprefix("fewbits.")
-            yield from (module, *(f"{module}.{alias.name}" for alias in node.names))
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
 
 
 def python_digest(source: str | bytes | ast.Module) -> str:

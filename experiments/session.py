@@ -99,11 +99,9 @@ class Session:
         warnings.warn(f"{self.folder.path.name} starts again: its checkpoints are from {kinds}", stacklevel=2)
 
     def add_segment(self, step: int) -> None:
-        """Record in provenance.json that this process computes the steps from `step` on."""
         self.folder.add_segment(segment(step, self.world.device))
 
     def stopping(self) -> bool:
-        """Tell whether the trial shall end after the present step: by Ctrl-C, or by `fewbits stop`."""
         return self.events.stopping() or (self.leads and lease.stop_requested(self.folder.path))
 
 
@@ -132,7 +130,6 @@ def find_folder(trial: Trial, runtime: Runtime) -> RunFolder:
 
 
 def _find(trial: Trial, corpus: Corpus, runtime: Runtime, parent: Parent | None) -> tuple[RunFolder, Mapping[str, Any]]:
-    """Return the trial's folder and identity, with this machine's device and number of torchrun processes."""
     made_of = identity(
         trial,
         corpus.fingerprint,

@@ -152,7 +152,7 @@ def _load_weights(model: nn.Module, saved: dict[str, Tensor], *, strict: bool) -
 
 
 def _columns(rows: list[dict[str, float]]) -> dict[str, Tensor]:
-    """Return a table's rows as one tensor per column, which is smaller than JSON; NaN where a row has no value."""
+    """Return a table's rows as one tensor per column; NaN where a row has no value."""
     frame = pd.DataFrame(rows, dtype="float64")
     return {str(name): torch.from_numpy(frame[name].to_numpy(copy=True)) for name in frame}
 

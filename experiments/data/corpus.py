@@ -133,11 +133,9 @@ class Corpus:
             first = max(first, end)
 
     def fresh_tokens(self, steps: int) -> int:
-        """Return the number of tokens of training after which text is read a second time.
+        """Return the number of tokens of a training from scratch after which text is read a second time.
 
         It is computed from the share of the steps that read each folder.
-
-        steps: the number of steps of training from scratch.
         """
         if not self.phases:
             return self.tokens_in("train")
@@ -152,10 +150,7 @@ class Corpus:
         return int(self._tokens(split).size)
 
     def batch(self, split: str, first: int, count: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets, int64 [count, length], of the windows from number `first` on (`starts`).
-
-        Training reads the split again and again, each time in another order, which the seed determines.
-        """
+        """Return inputs and targets, int64 [count, length], of the windows from number `first` on (`starts`)."""
         tokens = self._tokens(split)
         return _cut(tokens, starts(first, count, tokens.size, length, seed), length)
 
@@ -249,10 +244,7 @@ def windows_per_epoch(tokens: int, length: int) -> int:
 
 
 def starts(first: int, count: int, tokens: int, length: int, seed: int) -> Integers:
-    """Return the positions in a split where windows begin: windows first … first+count−1 in the order of training.
-
-    tokens: the number of tokens in the split. length: the number of inputs of a window.
-    """
+    """Return the positions in a split where windows begin: windows first … first+count−1 in the order of training."""
     if first < 0 or count < 0:
         raise ValueError(f"windows from {first}, count {count}: both must be 0 or more")
     windows = windows_per_epoch(tokens, length)
@@ -267,10 +259,7 @@ def starts(first: int, count: int, tokens: int, length: int, seed: int) -> Integ
 
 
 def evenly_spread(count: int, tokens: int, length: int) -> Integers:
-    """Return the positions where windows begin: `count` windows spread evenly over a split of `tokens` tokens.
-
-    The windows do not overlap, and no seed affects them.
-    """
+    """Return where windows begin: `count` windows without overlap, spread evenly over a split of `tokens` tokens."""
     if length < 1 or count < 1:
         raise ValueError(f"{count} windows of length {length}: both must be 1 or more")
     windows = (tokens - 1) // length

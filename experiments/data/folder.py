@@ -142,8 +142,7 @@ def read_meta(folder: Path) -> Meta:
 def open_folder(folder: Path, survey_cache: Path | None = None) -> TokenFolder:
     """Open a folder: memory-map and survey its splits. survey_cache: caches surveys of large files; None: no cache.
 
-    Raise FileNotFoundError if the folder does not exist, `Damaged` if train.bin or val.bin is missing or a file does
-    not match meta.json, and ValueError if meta.json is invalid or a token is outside the vocabulary.
+    Raise FileNotFoundError without the folder, `Damaged` if a file is missing or does not match meta.json.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {folder}")
@@ -166,10 +165,7 @@ def open_folder(folder: Path, survey_cache: Path | None = None) -> TokenFolder:
 
 
 def survey(path: Path, dtype: str, survey_cache: Path | None = None) -> Survey:
-    """Return the SHA-256 and the largest token of a .bin file whose numbers have this dtype.
-
-    survey_cache: a folder with the surveys of large files that have not changed since; None: always read the file.
-    """
+    """Return the survey of a .bin file: for a large file that has not changed since, the one in `survey_cache`."""
     status = path.stat()
     if survey_cache is None or status.st_size < REMEMBERED_FROM:
         return _read_through(path, dtype)

@@ -128,10 +128,7 @@ _CHUNK = 1 << 20
 
 
 def scaled_probabilities() -> npt.NDArray[np.int64]:
-    """Return the probabilities of the next token in every context, times 2^32, from the largest to the smallest.
-
-    They are whole numbers that sum to 2^32; the first one absorbs the rounding errors.
-    """
+    """Return the probabilities of the next token in every context, times 2^32, as whole numbers with the sum 2^32."""
     zipf = [1 / (rank + 1) ** EXPONENT for rank in range(VOCAB)]
     total = sum(zipf)
     whole = np.array([int(share / total * (1 << DRAWN_BITS)) for share in zipf], np.int64)
@@ -146,10 +143,7 @@ def entropy() -> float:
 
 
 def write_synthetic(folder: Path, size: int, seed: int) -> None:
-    """Write a training split of `size` tokens, and validation and ood of HELD_OUT tokens, into an empty folder.
-
-    ood comes from another source of the same kind. seed: determines both sources and all tokens.
-    """
+    """Write a training split of `size` tokens, and validation and ood of HELD_OUT tokens, into an empty folder."""
     sizes = {"train": size, "validation": HELD_OUT, "ood": HELD_OUT}
     splits = {name: np.frombuffer(b"".join(_generate(seed, name, count)), np.uint8) for name, count in sizes.items()}
     source = {"seed": seed, "what": "Markov source of order 2, Zipf r^-2; ood is another such source"}

@@ -112,8 +112,7 @@ def collect(sources: Sources, size: int, prose: Sequence[str] | None = None) -> 
     """Return the documents of the splits validation, train (`size` bytes) and ood (out-of-domain text).
 
     prose: the documents of ood, of which the other splits have no line. None: the docstrings of all files that are
-    prose
-        and have no line of the other splits. Raise ValueError if there is too little text for a split.
+        prose and have no line of the other splits. Raise ValueError if there is too little text for a split.
     """
     lines, docstrings = set[str](), dict[str, None]()
     codes = _codes(sources, _telling_lines("\n".join(prose or ())), lines, docstrings)

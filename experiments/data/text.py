@@ -23,12 +23,9 @@ from fewbits.experiments.data.once import opened_or_made
 from fewbits.experiments.data.tokenizing import (
     SEPARATORS,
     Bytes,
-    bpe_size,
-    joined,
+    identity,
+    made_tokenizer,
     make_meta,
-    ready_tokenizer,
-    text_size,
-    trained_tokenizer,
     write_text,
 )
 
@@ -46,9 +43,7 @@ def text_folder(kind: str, size: int | None, tokenizer: str, cache: Path) -> Tok
     """
     sources = SOURCES[kind]
     size = sources.size if size is None else size
-    vocab = bpe_size(tokenizer)
-    ready = None if vocab else ready_tokenizer(tokenizer)  # reports an invalid name before any work
-
+    tokenizer_id = identity(tokenizer)  # first, because it reports an invalid name
     made_from = [python_sources.stamp(sources), str(size)]
     prose = None
     if sources is not python_sources.PYTHON:  # torch has the out-of-domain text of the corpus `python`
@@ -61,8 +56,7 @@ def text_folder(kind: str, size: int | None, tokenizer: str, cache: Path) -> Tok
     if tokenizer == "bytes":
         return in_bytes
     content = [survey.sha256 for _, survey in sorted(in_bytes.surveys.items())]
-    identity = ready.sha256 if ready else tokenizer
-    folder = cache / f"{kind}-{content_key(*content, str(identity))}"
+    folder = cache / f"{kind}-{content_key(*content, tokenizer_id)}"
     return opened_or_made(folder, open_folder, partial(_write_subwords, in_bytes, tokenizer))
 
 
@@ -73,9 +67,7 @@ def _write_bytes(sources: python_sources.Sources, size: int, prose: list[str] | 
 
 def _write_subwords(in_bytes: TokenFolder, spelling: str, folder: Path) -> None:
     documents = {split: in_bytes.texts(split) for split in in_bytes.splits}
-    vocab = bpe_size(spelling)
-    tokenizer = trained_tokenizer(vocab, documents["train"]) if vocab else ready_tokenizer(spelling)
-    write_text(folder, documents, tokenizer, dict(in_bytes.meta.source))
+    write_text(folder, documents, made_tokenizer(spelling, documents["train"]), dict(in_bytes.meta.source))
 
 
 def corrupted_folder(clean: TokenFolder, share: float, cache: Path) -> TokenFolder:
@@ -104,15 +96,9 @@ def content_key(*made_from: str) -> str:
 
 
 def text_file_folder(path: Path, tokenizer: str, cache: Path) -> TokenFolder:
-    """Return the tokens of a text file, which are made in the folder `cache` if needed.
-
-    Raise ValueError if the file cannot be read or is too short.
-    """
-    vocab = bpe_size(tokenizer)
-    ready = None if vocab else ready_tokenizer(tokenizer)  # reports an invalid name before any work
-    content = _read(path)
-    identity = (ready.sha256 or ready.spelling) if ready else tokenizer
-    key = content_key(hashlib.sha256(content).hexdigest(), identity)
+    """Return the tokens of a text file, which are made in the folder `cache` if needed."""
+    tokenizer_id, content = identity(tokenizer), _read(path)
+    key = content_key(hashlib.sha256(content).hexdigest(), tokenizer_id)
     return opened_or_made(cache / f"text-{key}", open_folder, partial(_write_file, path, content, tokenizer))
 
 
@@ -134,21 +120,16 @@ def _write_file(path: Path, content: bytes, spelling: str, folder: Path) -> None
         where = f"the byte at offset {error.start} is invalid"
         raise ValueError(f"data.path={path} is not text in UTF-8: {where}; convert the file to UTF-8") from None
     splits = dict(zip(("train", "validation"), _split(path, text), strict=True))
-    vocab = bpe_size(spelling)
-    tokenizer = trained_tokenizer(vocab, _pieces(splits["train"])) if vocab else ready_tokenizer(spelling)
+    tokenizer = made_tokenizer(spelling, _pieces(splits["train"]))
     source: dict[str, object] = {"file": path.name, "sha256": hashlib.sha256(content).hexdigest()}
-    dtype = smallest_dtype(tokenizer.vocab)
     if _MARK in text:
-        documents = {name: list(_documents(part)) for name, part in splits.items()}
-        sizes = {name: text_size(texts) for name, texts in documents.items()}
-        tokens = {name: joined(texts, tokenizer) for name, texts in documents.items()}
-        meta = make_meta(tokenizer, dtype, sizes, source)
-    else:
-        sizes = {name: len(part.encode()) for name, part in splits.items()}
-        tokens = {name: np.concatenate(tokenizer.encode([*_pieces(part)])) for name, part in splits.items()}
-        meta = replace(make_meta(tokenizer, dtype, sizes, source), separator=None)
+        write_text(folder, {name: list(_documents(part)) for name, part in splits.items()}, tokenizer, source)
+        return
+    sizes = {name: len(part.encode()) for name, part in splits.items()}
+    tokens = {name: np.concatenate(tokenizer.encode([*_pieces(part)])) for name, part in splits.items()}
+    meta = make_meta(tokenizer, smallest_dtype(tokenizer.vocab), sizes, source)
     tokenizer.save(folder)
-    write_folder(folder, tokens, meta)
+    write_folder(folder, tokens, replace(meta, separator=None))
 
 
 def _split(path: Path, text: str) -> tuple[str, str]:

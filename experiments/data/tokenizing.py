@@ -146,6 +146,17 @@ def trained_tokenizer(size: int, texts: Iterable[str]) -> Tokenizer:
     return Subwords(spelling, tokenizer)
 
 
+def identity(spelling: str) -> str:
+    """Return the SHA-256 of the tokenizer with this name, or the name if that says all; ValueError for other names."""
+    return spelling if bpe_size(spelling) else ready_tokenizer(spelling).sha256 or spelling
+
+
+def made_tokenizer(spelling: str, texts: Iterable[str]) -> Tokenizer:
+    """Return the tokenizer with this name; `bpe:N` is trained on the texts."""
+    size = bpe_size(spelling)
+    return trained_tokenizer(size, texts) if size else ready_tokenizer(spelling)
+
+
 def write_text(folder: Path, documents: dict[str, list[str]], tokenizer: Tokenizer, source: dict[str, object]) -> None:
     """Write the documents of each split as tokens into an empty folder, each followed by a separator, and meta.json."""
     dtype = smallest_dtype(tokenizer.vocab)

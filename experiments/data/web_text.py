@@ -209,10 +209,7 @@ class Unfinished:
 
     @staticmethod
     def open(folder: Path, request: Request, tokenizer: Tokenizer) -> "Unfinished":
-        """Resume the partial folder that an earlier process began with an equal request, or start a new one.
-
-        tokenizer: encodes the documents; `request.tokenizer` only identifies it.
-        """
+        """Resume the partial folder that an earlier process began with an equal request, or start a new one."""
         unfinished = Unfinished(folder, request, tokenizer)
         if (note := checked_json(folder / NOTE)) is None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -79,10 +79,7 @@ def estimate(trial: Trial, ranks: int = 1, device: str = "cuda") -> Memory:
 
 
 def least_ranks(trial: Trial, device_bytes: float) -> int | None:
-    """Return the smallest number of ranks on which the trial fits; None if there is none.
-
-    Only divisors of the number of micro-batches in a step are tried. device_bytes: the memory of one device.
-    """
+    """Return the smallest divisor of a step's micro-batches that is a number of ranks on which the trial fits."""
     micro_batches = trial.training.batch // trial.training.micro_batch
     for ranks in range(1, min(micro_batches, MOST_RANKS) + 1):
         if micro_batches % ranks == 0 and fits(trial, ranks, device_bytes):
@@ -95,10 +92,7 @@ def fits(trial: Trial, ranks: int, device_bytes: float) -> bool:
 
 
 def complaint(trial: Trial, ranks: int, device_bytes: float) -> str | None:
-    """Return a message if a trial does not fit into `device_bytes` of memory per rank; None if it fits.
-
-    It names what would be enough, a number of ranks or settings; else it suggests smaller micro-batches or lengths.
-    """
+    """Return a message, with what would be enough, if a trial does not fit into `device_bytes` of memory per rank."""
     needed = estimate(trial, ranks).total
     if needed <= MARGIN * device_bytes:
         return None
@@ -136,10 +130,7 @@ def _model(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype, device: st
 def _saved(
     config: DecoderConfig, recipe: Recipe, dtype: torch.dtype, sequences: int, length: int
 ) -> tuple[int, list[int], int]:
-    """Run a forward pass with torch's fake tensors; return the bytes that it saves for the backward pass.
-
-    These are the bytes of a block's input, those saved in each block, and those saved outside the blocks.
-    """
+    """Return the bytes of a block's input, and those that a forward pass saves in each block and outside the blocks."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     counts, kept = [0], dict[int, Tensor]()  # saved tensors stay alive: a new one might reuse a freed storage

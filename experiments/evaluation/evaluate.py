@@ -116,11 +116,7 @@ def evaluate(
 def evaluations_of(
     run: FinishedRun, request: Request, runtime: Runtime, *, report: Report = lambda _: None
 ) -> list[tuple[Evaluation, bool]]:
-    """Return (evaluation, whether it was stored already) for each task and text, in the order of the request.
-
-    report: called with messages about the progress: the name of each task before it is computed, and the number of
-    windows that are done.
-    """
+    """Return (evaluation, whether it was stored) for each task and text; `report` gets texts about the progress."""
     keys = list(_keys(request, run.step))
     stored = {key.file: one for key in keys if (one := storage.find(run.folder.path, key))}
     missing = [key for key in keys if key.file not in stored]
@@ -131,8 +127,7 @@ def evaluations_of(
 def evaluate_tasks(session: Session, model: Decoder, quantization: Quantization, step: int) -> None:
     """Evaluate a model in training on the tasks and texts that its trial requests; rank 0 stores the results.
 
-    They are stored in the run folder, as `fewbits evaluate --step` stores them. All ranks must call this. step: the
-    number of updates done.
+    They are stored as `fewbits evaluate --step` stores them. All ranks must call this.
     """
     request, t = Request.of(session.trial), session.trial.training
     if not (request.tasks or request.texts):
@@ -184,10 +179,7 @@ def _digest_of_folder(folder: Path) -> str:
 def _computed(
     run: FinishedRun, request: Request, runtime: Runtime, keys: Sequence[Key], report: Report
 ) -> Iterator[Evaluation]:
-    """Compute an evaluation for each key, store it in the run folder, and yield it; lm-eval's tasks come last.
-
-    keys: each key names one of the request's tasks or texts.
-    """
+    """Compute an evaluation for each key, store it in the run folder, and yield it; lm-eval's tasks come last."""
     report("loading the checkpoint")
     model, quantization = run.model(runtime)
     device, length = next(model.parameters()).device, run.trial.training.length

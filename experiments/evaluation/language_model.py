@@ -120,10 +120,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     # Turn text into windows
 
     def _encode(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Return the tokens of the context and of the continuation, to which the context's trailing spaces are moved.
-
-        lm-eval does the same.
-        """
+        """Return the tokens of both; as in lm-eval, the context's trailing spaces are moved to the continuation."""
         if not context:
             return [self._prefix], self.tok_encode(continuation)
         before, after = self._encode_pair(context, continuation)
@@ -136,10 +133,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return [Window(tuple((context + continuation)[-self._length - 1 : -1]), tuple(continuation))]
 
     def _rolling(self, context: list[int], text: list[int]) -> list[Window]:
-        """Return lm-eval's windows over a text, which together predict each token of the text once.
-
-        The first token is predicted from the last token of the context. The last window also reads `length` tokens.
-        """
+        """Return lm-eval's windows over a text, which together predict each token once, the first from the context."""
         pairs = get_rolling_token_windows(text, context[-1], max_seq_len=self._length, context_len=1)
         return [Window(tuple(inputs), tuple(targets)) for inputs, targets in pairs]
 
@@ -195,10 +189,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
 
 def _score(logits: Tensor, targets: tuple[int, ...]) -> tuple[float, bool]:
-    """Return the sum of the targets' log-likelihoods, in float64, and whether greedy decoding would give the targets.
-
-    logits: [tokens, V] of a window; the last rows predict the targets.
-    """
+    """Return the targets' log-likelihood, summed in float64, and whether greedy decoding would give the targets."""
     last = logits[-len(targets) :]
     last = last.to(torch.promote_types(last.dtype, torch.float32))
     wanted = torch.tensor(targets, device=last.device)

@@ -123,8 +123,7 @@ TASK_GROUPS: Mapping[str, tuple[Task, ...]] = {
 def shots(names: Sequence[str]) -> dict[str, int | None]:
     """Return the number of few-shot examples (None: lm-eval's default) by lm-eval task.
 
-    names: keys of TASK_GROUPS, and names of lm-eval's tasks or groups. Raise ValueError if two of these names use one
-    task with different numbers of examples: results are stored by task, so one would replace the other.
+    Raise ValueError if two names use one task with different numbers of examples, because results are stored by task.
     """
     if not names:
         raise ValueError(f"no task is requested: valid tasks are {', '.join(TASK_GROUPS)} and lm-eval's tasks")
@@ -154,15 +153,10 @@ def run_tasks(
     include_path: str | Path | None = None,
     run_code: bool = False,
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the metrics as requested name → lm-eval task or group → metric → value.
-
-    A requested group has an entry for each of its tasks and, if lm-eval computes metrics of the whole group, one for
-    the group. The keys of metrics are lm-eval's, such as "acc,none".
+    """Return the metrics as requested name → lm-eval task or group → metric, such as "acc,none" → value.
 
     tasks: names of lm-eval's tasks or groups, of tasks in YAML files under `include_path`, or in TASK_GROUPS.
-    length: the number of tokens that the model reads at most. batch: the number of inputs per forward pass.
-    end: the token between documents, which also ends generated texts; None: there is no such token.
-    limit: the number of questions of each task; None: all.
+    length, batch, end: as for FewbitsLM. limit: the number of questions of each task; None: all.
     run_code: allow tasks that execute code which the model writes.
     """
     if limit is not None:
@@ -235,19 +229,14 @@ def _check(manager: TaskManager, wanted: Mapping[str, int | None], run_code: boo
     requested: dict[str, str] = {}  # task → the wanted name that means it
     for name in wanted:
         for task in dict.fromkeys(_members(manager, name)):
-            _check_once(task, name, requested)
+            if (other := requested.setdefault(task, name)) != name:
+                raise ValueError(f"task {task} is requested twice, by {other!r} and by {name!r}: request it once")
     unsafe = [task for task in requested if _config(manager, task).get("unsafe_code")]
     if unsafe and not run_code:
         raise ValueError(
             f"{', '.join(unsafe)} run code that the model writes: use a sandbox, and allow it with --run-code, "
             "evaluation.run_code=true, or in Python run_code=True"
         )
-
-
-def _check_once(task: str, name: str, requested: dict[str, str]) -> None:
-    if task in requested:
-        raise ValueError(f"task {task} is requested twice, by {requested[task]!r} and by {name!r}: request it once")
-    requested[task] = name
 
 
 def _is_complete(manager: TaskManager, name: str) -> bool:
@@ -284,14 +273,12 @@ def _load(
     """
     loaded: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}, "group_map": {}}
     parts: dict[str, list[str]] = {}
-    requested: dict[str, str] = {}
     for name, few_shot in wanted.items():
         try:
             one: dict[str, Any] = manager.load([name])
         except OSError as error:  # of the file system, or of `datasets` without a network
             raise ValueError(f"task {name!r}: its data cannot be loaded: {' '.join(str(error).split())}") from error
-        for label, task in one["tasks"].items():
-            _check_once(label, name, requested)
+        for task in one["tasks"].values():
             if few_shot is not None or task.get_config("num_fewshot") is None:
                 task.set_config(key="num_fewshot", value=few_shot or 0)
             task.set_fewshot_seed(seed=SEED)

@@ -128,10 +128,7 @@ def sum_error(x: Tensor, w: Tensor, accumulator: str) -> float:
 
 @contextmanager
 def measured_sums(quantization: Quantization, accumulators: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
-    """Measure the error of sums in each layer's forward product, in the forward passes inside a `with` block.
-
-    Yield a list, to which each forward product of a quantized layer appends a row for each accumulator.
-    """
+    """Yield a list, to which each forward product in the `with` block appends a row for each accumulator."""
     rows: list[dict[str, Any]] = []
 
     def measure(layer: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -209,7 +206,6 @@ class Probe:
 
     @property
     def accumulators(self) -> tuple[str, ...]:
-        """The names of the accumulators whose sums were measured."""
         return () if self.sums is None else tuple(dict.fromkeys(map(str, self.sums["accumulator"])))
 
     def summary(self) -> pd.DataFrame:

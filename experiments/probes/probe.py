@@ -108,10 +108,7 @@ class _Counting(Events):
 
 
 def _checkpoint(path: Path, step: int | None) -> tuple[run_folder.RunFolder, int]:
-    """Return the run folder and the step of the checkpoint that a path names: a run folder, or a checkpoint's folder.
-
-    step: of the run folder's checkpoint; None: the newest. It must be None for a checkpoint's folder.
-    """
+    """Return the run folder and the step of the checkpoint that a path names; the path may also be a checkpoint's."""
     if not path.is_dir():
         raise ValueError(f"{path}: no such folder; a run folder or one of its checkpoints is expected")
     above = path.resolve().parent.parent
@@ -124,7 +121,6 @@ def _checkpoint(path: Path, step: int | None) -> tuple[run_folder.RunFolder, int
 
 
 def _checked(recipes: Sequence[str | Recipe], trial: Trial) -> list[Recipe]:
-    """Return the recipes, loading those given by name; raise ValueError for equal names or recipes that do not fit."""
     checked = [load_recipe(recipe) if isinstance(recipe, str) else recipe for recipe in recipes]
     names = [recipe.name for recipe in checked]
     if not checked or len(set(names)) < len(names):
@@ -135,7 +131,6 @@ def _checked(recipes: Sequence[str | Recipe], trial: Trial) -> list[Recipe]:
 
 
 def _trial(source: Trial, run: Path, step: int, recipe: Recipe, batches: int, settings: ProbeConfig) -> Trial:
-    """Return the probe trial that measures a recipe at a checkpoint of the trial `source`, in the run folder `run`."""
     t = source.training
     training = replace(t, steps=batches, batch=t.micro_batch, compile=False, recompute=False)
     return replace(

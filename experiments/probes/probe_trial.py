@@ -105,10 +105,7 @@ def run(session: Session) -> dict[str, Any]:
 
 
 def _write(trial: Trial, step: int, folder: run_folder.RunFolder, measured: dict[str, list[Row]]) -> dict[str, Any]:
-    """Write the trial's tables and its result, and return the result.
-
-    step: the checkpoint's step. measured: what `_Probe.measure` returned for all batches.
-    """
+    """Write the trial's tables and its result, and return the result. step: the checkpoint's step."""
     table = pd.DataFrame(measured["rows"])
     texts = ("variant", "layer", "part")
     table = table.astype(
@@ -145,10 +142,7 @@ class _Probe:
         self.loss = math.nan  # with the recipe, of the batch measured last
 
     def measure(self, number: int) -> dict[str, list[Row]]:
-        """Measure the batch with this number, from 0; return its rows in lists: `rows`, `numerics`, `sums`.
-
-        `numerics` has a row of statistics for each seed, layer and operand slot, from which numerics.parquet is made.
-        """
+        """Measure the batch with this number, from 0; return its rows in lists: `rows`, `numerics`, `sums`."""
         inputs, targets = self._tokens(number)
         reference, exact = backward(self._bench.exact, inputs, targets)
         accumulators = self._trial.probe.accumulators
@@ -254,7 +248,6 @@ class _Update:
         self._before = {place: effect.loss(*tokens) for place, tokens in places.items()}
 
     def decreases(self, gradient: Vector) -> dict[str, float]:
-        """Return the decrease in each place by the update with this gradient."""
         if not self._places:
             return {}
         with self._effect.applied(gradient):
@@ -262,7 +255,6 @@ class _Update:
 
 
 def _add(sums: dict[str, Tensor], vector: Vector) -> None:
-    """Add a vector to sums, by parameter name."""
     for name, value in vector.items():
         sums[name] = sums[name].add_(value) if name in sums else value.float().clone()
 
@@ -280,5 +272,4 @@ def _zeros(quantized: Vector, exact: Vector) -> dict[str, float]:
 
 
 def _product(a: Vector, b: Vector) -> float:
-    """Return the scalar product of two gradients over all parameters."""
     return float(sum(torch.dot(a[name].flatten().double(), b[name].flatten().double()) for name in a))

@@ -45,11 +45,7 @@ class FinishedRun:
 
     @staticmethod
     def open(path: Path, step: int | None = None, cache: str | Path | None = None) -> FinishedRun:
-        """Open the run in the folder `path`. cache: folder of corpora; None: the default.
-
-        step: step of a checkpoint; the run then need not have ended. None: the last step; raise ValueError if the run
-        has not ended.
-        """
+        """Open the run in the folder `path` at a step, by default the last one, for which the run must have ended."""
         folder, corpora = opened(path), Path(cache).expanduser() if cache else default_cache()
         if step is None:
             result = folder.result()
@@ -78,10 +74,7 @@ class FinishedRun:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the run's data; raises ValueError if it is unknown.
-
-        If it is the tokenizer `bytes`, the corpus is not opened.
-        """
+        """The tokenizer of the run's data; raises ValueError if it is unknown."""
         if self.checkpoint.state["data"].get("tokenizer") == Bytes.spelling:
             return Bytes()
         tokenizer = saved_tokenizer(self.corpus.folder)
@@ -101,7 +94,7 @@ class FinishedRun:
         """Return the model with the checkpoint's weights, and its quantization, as the trial itself evaluates them.
 
         Operands and noise are those of the update that follows the checkpoint: a recipe can change its operands during
-        training, and the step seeds the noise. runtime: sets the device and the number of threads.
+        training, and the step seeds the noise.
         """
         device = devices.choose(runtime).device
         t, state = self.trial.training, self.checkpoint.state
@@ -166,7 +159,6 @@ def export_run(run: FinishedRun, folder: Path, format_: str = HUGGINGFACE) -> li
 
 
 def _write_tokenizer(folder: Path, tokenizer: Tokenizer, length: int) -> None:
-    """Write tokenizer.json and tokenizer_config.json. length: the model's context in tokens."""
     if isinstance(tokenizer, Bytes):
         _write_json(folder / FILE, bytes_tokenizer())
     else:

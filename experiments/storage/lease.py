@@ -74,7 +74,6 @@ def holder(folder: Path) -> Holder | None:
 
 
 def request_stop(folder: Path) -> None:
-    """Ask the process that holds the lease to end its trial after the present step, with a checkpoint."""
     (folder / STOP).touch()
 
 
@@ -118,28 +117,16 @@ def leased(folder: Path) -> Iterator[threading.Event]:
 
 def _acquire(folder: Path, mine: Holder) -> None:
     path = folder / NAME
-    stale = _read(path)
-    if stale and _is_valid(stale, folder):
-        raise Held(folder, stale)
-    if stale or path.exists():
-        aside = folder / f".{NAME}.{mine.token}.partial"
-        try:
-            os.rename(path, aside)
-        except FileNotFoundError:
-            pass
-        else:
-            if _read(aside) != stale:  # this is a lease that another process has just acquired: put it back
-                with contextlib.suppress(FileExistsError):
-                    os.link(aside, path)
-            aside.unlink()
-    own = folder / f".{NAME}.{mine.token}.own.partial"
+    if (current := holder(folder)) is not None:
+        raise Held(folder, current)
+    for left_behind in (path, folder / STOP):  # by an earlier holder, which was killed
+        left_behind.unlink(missing_ok=True)
+    own = folder / f".{NAME}.{mine.token}.partial"
     write_json(own, asdict(mine))
-    (folder / STOP).unlink(missing_ok=True)  # it was for an earlier holder, which was killed
     try:
         os.link(own, path)
-    except FileExistsError:
-        winner = _read(path)
-        raise Held(folder, winner or mine) from None
+    except FileExistsError:  # on a file system without locks
+        raise Held(folder, _read(path) or mine) from None
     finally:
         own.unlink(missing_ok=True)
 

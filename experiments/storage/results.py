@@ -49,11 +49,9 @@ def decisions(rows: Sequence[Mapping[str, Any]] | pd.DataFrame) -> dict[str, dic
 
 
 def decision_shares(rows: pd.DataFrame) -> pd.DataFrame | None:
-    """Return the shares of formats in mixtures' decisions, with a row for each window, layer and slot.
+    """Return the shares of formats in mixtures' decisions, by window, layer and slot; None if there is no mixture.
 
-    rows: those of numerics.parquet. If none of them is about a mixture, return None.
-
-    Columns: `step`, `slot`, and for each format of any mixture its share, 0 if the slot's mixture does not have it.
+    rows: those of numerics.parquet. Columns: `step`, `slot`, and for each format of any mixture its share, or 0.
     """
     import pandas as pd
 
@@ -129,9 +127,8 @@ def stored(run: Path) -> list[Evaluation]:
 
 
 def with_stored(run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `result`, the content of result.json, merged with the evaluations stored in the run folder.
+    """Return `result`, the content of result.json, merged with the whole evaluations stored in the run folder.
 
-    An evaluation is included if it is of the last step, of all questions of its task, and with the recipe's operands.
     Of several values, the one in `result` takes precedence, then the one of the newest evaluation.
     """
     added: dict[str, Any] = {}
@@ -213,7 +210,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 def numbers(results: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
     """Yield (name, value) of each number in nested results; a name is a path of keys, such as `tasks.piqa.acc,none`.
 
-    The value is None for a number that was not finite. prefix: the beginning of every name, used in the recursion.
+    The value is None for a number that was not finite.
     """
     for key, value in results.items():
         if isinstance(value, Mapping):

@@ -92,7 +92,7 @@ class RunFolder:
 
     @property
     def over(self) -> bool:
-        """True if the trial has ended, that is, has a result.json; the file is not read."""
+        """True if the trial has ended; result.json is not read."""
         return (self.path / "result.json").exists()
 
     def result(self) -> dict[str, Any] | None:
@@ -115,7 +115,7 @@ class RunFolder:
         return result
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """Write result.json, which ends the trial. Call it only while holding the lease."""
+        """Write result.json, which ends the trial."""
         write_json(self.path / "result.json", result)
 
     def provenance(self) -> dict[str, Any] | None:
@@ -130,10 +130,7 @@ class RunFolder:
             return ()
 
     def begin(self, trial: Trial, provenance: Mapping[str, Any]) -> None:
-        """Write config.yaml and provenance.json, before the trial trains. Call it only while holding the lease.
-
-        Segments in an existing provenance.json are kept; temporary files of killed processes are removed.
-        """
+        """Write config.yaml and provenance.json, whose segments are kept; remove files of killed processes."""
         for folder in (self.path, self.checkpoints, self.kept):
             if folder.is_dir():
                 remove_leftovers(folder)
@@ -156,10 +153,7 @@ def find(runs: Path, slug: str, made_of: Mapping[str, Any]) -> RunFolder:
 
 
 def existing(runs: Path, trial_id: str) -> RunFolder | None:
-    """Return the folder of the trial with this id in the store `runs`; None if there is none.
-
-    Raise ValueError if a folder with the same first digits belongs to a trial with another id.
-    """
+    """Return the folder of the trial with this id in the store `runs`; None if there is none."""
     for path in sorted(runs.glob(f"*-{trial_id[:HASH]}")):
         folder = RunFolder(path, trial_id)
         if (folder.provenance() or {"id": trial_id}).get("id") != trial_id:
@@ -184,27 +178,25 @@ def find_run(name: str, runs: Path) -> Path:
     name: the folder's path, the folder's name in the store `runs`, or the first digits of the trial's id (at least 4);
         `STORE/DIGITS` names a run of another store.
     """
-    paths = (expanded(name), runs / name)
-    for path in paths:
+    own = expanded(name)
+    for path in (own, runs / name):
         if name and (path / "provenance.json").is_file():
             return path
-    store, digits = (paths[0].parent, paths[0].name) if "/" in name else (runs, name)
+    store, digits = (own.parent, own.name) if "/" in name else (runs, name)
     if not re.fullmatch(rf"[0-9a-f]{{{LEAST},64}}", digits):
-        if name and paths[0].is_dir():
-            raise ValueError(f"{paths[0]} is no run folder: it has no provenance.json; name the folder of a run")
+        if name and own.is_dir():
+            opened(own)  # raises an error that says what it lacks
         valid = f"name a run folder, or {LEAST} or more digits of its hash"
         raise ValueError(f"no run {name!r} has started in {store}: {valid}")
-    started = sorted(store.glob("*-*/provenance.json")) if store.is_dir() else []
-    matches = [path.parent for path in started if _begins(path.parent, digits)]
-    if len(matches) == 1:
-        return matches[0]
+    matches = [path.parent for path in sorted(store.glob("*-*/provenance.json")) if _begins(path.parent, digits)]
     if not matches:
         remedy = "check the digits, or write STORE/DIGITS for another store"
         raise ValueError(f"no run in {store} has a hash that begins with {digits!r}; {remedy}")
-    shown = ", ".join(path.name for path in matches[:3]) + (", …" if len(matches) > 3 else "")
-    raise ValueError(
-        f"{len(matches)} runs in {store} have a hash that begins with {digits!r}: {shown}: give more digits"
-    )
+    if len(matches) > 1:
+        shown = ", ".join(path.name for path in matches[:3]) + (", …" if len(matches) > 3 else "")
+        several = f"{len(matches)} runs in {store} have a hash that begins with {digits!r}"
+        raise ValueError(f"{several}: {shown}: give more digits")
+    return matches[0]
 
 
 def expanded(name: str) -> Path:
@@ -216,7 +208,6 @@ def expanded(name: str) -> Path:
 
 
 def _begins(folder: Path, digits: str) -> bool:
-    """Tell whether the id of a folder's trial begins with these digits."""
     short = folder.name.rpartition("-")[2]
     return short.startswith(digits[:HASH]) and (len(digits) <= HASH or opened(folder).id.startswith(digits))
 
