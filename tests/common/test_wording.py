@@ -12,6 +12,7 @@ SECRET = "hunter2-Zq"
     [
         f"postgresql://alice:{SECRET}@host/db",
         f"postgresql+psycopg2://alice:{SECRET}@host:5432/db?sslmode=require",
+        f"mysql://alice:a/{SECRET}@host/db",
         f"mysql://alice:{SECRET}@x@host/db",
         f"http://alice:{SECRET}@host:5000",
         f"https://{SECRET}@host",
@@ -24,6 +25,7 @@ SECRET = "hunter2-Zq"
         f"connection failed: password='{SECRET}'",
         f"two: http://a:{SECRET}@h, http://b:{SECRET}@i",
         f"https://alice@corp.example:{SECRET}@host/x",
+        f"https://alice:p@ss/w:rd?x#{SECRET}@host/x",
         f"mssql+pyodbc:///?odbc_connect=DRIVER%3Dx%3BPWD%3D{SECRET}%3BUID%3Dy",
         f"http://host/?key={SECRET}",
         f"http://host/?token[]={SECRET}",
