@@ -253,10 +253,8 @@ def evaluate(state: State, session: Session) -> dict[str, float]:
 def evaluate_last(state: State, session: Session) -> dict[str, float]:
     """Evaluate the final weights document by document; rank 0 writes evaluation.parquet.
 
-    Return mean losses by name, for each split: `SPLIT_loss_unquantized`, with unquantized operands. If the recipe has a
-    sampler, also losses with the weights that get noise in training cast: `SPLIT_loss_cast`, to the formats of their
-    learned bit widths, and `SPLIT_loss_cast3` to `…5`, to formats of 3 to 5 bits. The loss with the recipe's operands
-    is omitted, because `evaluate` returns it.
+    Return the mean losses of each split that loss.py lists, such as `ood_loss_unquantized`, without the loss with the
+    recipe's operands, which `evaluate` returns.
     """
     trial, corpus, t = session.trial, session.corpus, session.trial.training
     begin_evaluation(state, trial)

@@ -7,9 +7,8 @@ Weights are gathered and gradients reduced in FP32: layers cast and quantize the
 The model is built on torch's meta device, without memory. Each block is allocated, initialised and sharded before the
 next one, so that a device never has more than one whole block, or the whole embedding and head, in memory.
 
-For a checkpoint, every rank writes its shards as one safetensors file into a folder with a temporary name, and sends
-the file's size and SHA-256 to rank 0, which writes these into the state file and renames the folder. If one rank fails,
-all ranks raise an error, and the older checkpoints stay.
+For a checkpoint (storage/checkpoints.py), every rank writes its file and sends its size and SHA-256 to rank 0, which
+writes the state file and renames the folder. If one rank fails, all raise an error, and the older checkpoints stay.
 """
 
 from __future__ import annotations

@@ -134,8 +134,7 @@ def evaluate_documents(
 ) -> pd.DataFrame:
     """Return the content of evaluation.parquet: a row for each document of each held-out split.
 
-    `text` is the split, `document` its number, `tokens` the number of evaluated tokens; then, as means over these, the
-    losses of the module's docstring. windows: the number of windows, by split.
+    docs/columns.md lists the columns. windows: the number of windows, by split.
     """
     import pandas as pd
 

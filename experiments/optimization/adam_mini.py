@@ -4,12 +4,7 @@
     v ← β2·v + (1 − β2)·mean of g² over the part
     w ← w·(1 − lr·decay) − lr/(1 − β1^t) · m / (√v / √(1 − β2^t) + ε)
 
-A partition divides a parameter into parts; fewbits.models.networks.partition returns it for every parameter:
-
-    "element"      every element is its own part: AdamW, for embeddings and the output head
-    "tensor"       the whole tensor is one part
-    (64, 64, 1, …) the numbers of consecutive rows of each part; their sum is the number of rows. In this example 64
-                   rows are an attention head, and 1 row is an output neuron.
+A partition divides a parameter into parts; fewbits.models.networks.partition defines and returns it.
 
 The rows of a sharded parameter are divided among the ranks (processes). Every rank stores the second moments v of all
 parts; with "element", only those of its own rows. Each rank computes the means of the parts whose rows it has, and

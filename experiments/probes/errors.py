@@ -188,7 +188,7 @@ class Probe:
               whole gradient, and one for each batch and layer, with the measures of the weight's gradient
     operands  a row for each layer and slot, with statistics over all batches and seeds; operands in high precision have
               no row. A mixture's `error` is that of its first quantizer, whatever it chose
-    sums      a row for each batch, seed, layer and accumulator (errors.py); None without accumulators
+    sums      a row for each batch, seed, layer and accumulator; None without accumulators
     """
 
     run: str  # the run folder's name
@@ -214,7 +214,7 @@ class Probe:
         `increase` is that of the loss in nats per token; `worst_layer` is the layer whose weight gradient has the
         largest mean `error`; `sum_error_NAME` is the error of sums with the accumulator NAME. `increase_se` and
         `bias_se` are standard errors over batches, NaN for one batch. The other columns are measures of the whole
-        gradient (errors.py).
+        gradient.
         """
         rows = []
         for recipe, own in self.rows.groupby("recipe", sort=False):
@@ -240,9 +240,8 @@ class Probe:
     def layers(self) -> pd.DataFrame:
         """Return a row for each recipe and layer, with means over batches and seeds.
 
-        Columns: `recipe`, `layer`, `block`, `part`; the measures of the weight's gradient (errors.py); the relative
-        error of each operand, by slot (`fprop.x` …); `sum_error_NAME`. The layer `whole` is the gradient of all
-        parameters.
+        Columns: `recipe`, `layer`, `block`, `part`; the measures of the weight's gradient; the relative error of each
+        operand, by slot (`fprop.x` …); `sum_error_NAME`. The layer `whole` is the gradient of all parameters.
         """
         keys = ["recipe", "layer"]
         labels = {"block": "first", "part": "first"}
@@ -268,19 +267,8 @@ class Probe:
 def summarize(table: pd.DataFrame) -> dict[str, float | None]:
     """Return the numbers of result.json from probe.parquet: means over batches for the recipe (variant `all`).
 
-    A number that cannot be computed or is not finite is None.
-
-    loss, reference      the loss with the recipe and without quantization, in nats per token
-    increase             loss − reference; increase_relative: increase / reference
-    gradient_…           the measures of the whole gradient (errors.py)
-    gradient_zeros       share of zeros in the recipe's gradient minus share of zeros in the exact gradient
-    persistent           squared norm of the gradient error that averaging over batches and seeds does not remove,
-                         divided by the squared norm of the mean gradient; both are estimated by products of
-                         different batches (`Pairs` in probe_trial.py), so that the number can be negative
-    progress             expected decrease of the loss of other batches by a small step along the recipe's gradient,
-                         divided by the decrease along the exact gradient, estimated by the same products
-    update_own,          decrease of the unquantized loss by one update with the recipe's gradient, mean over seeds,
-    update_next          divided by the decrease with the exact gradient: on the same batch, and on the next batch
+    docs/columns.md defines them. A number that cannot be computed or is not finite is None. `persistent` and `progress`
+    are estimated by products of different batches (`Pairs` in probe_trial.py), so that `persistent` can be negative.
     """
     rows = table[(table["variant"] == ALL) & (table["layer"] == WHOLE)]
     numbers: dict[str, float] = {

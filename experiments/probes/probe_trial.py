@@ -2,13 +2,11 @@
 
 A probe trial is planned, scheduled, cached and resumed like a trial that trains, and has a run folder. It writes
 
-    probe.parquet      for each batch and variant (variants.py), a row with the losses and the measures of the whole
-                       gradient (errors.py); for the recipe itself (variant `all`), also a row with the
-                       measures of each layer's weight gradient. Columns: docs/columns.md
+    probe.parquet      a row for each batch, variant (bench.py) and layer; docs/columns.md lists the columns
     sums.parquet       with probe.accumulators: a row for each batch, seed, layer and accumulator, with the relative
                        `error` of the layer's forward product if this accumulator computed its sums
     numerics.parquet   statistics of each operand, as a training trial writes them, over all batches together
-    result.json        means over batches (tables.py)
+    result.json        means over batches
 
 An interrupted probe starts again: it takes minutes, and some of its sums need the gradients of all batches.
 """
