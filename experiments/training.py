@@ -253,8 +253,8 @@ def evaluate(state: State, session: Session) -> dict[str, float]:
 def evaluate_last(state: State, session: Session) -> dict[str, float]:
     """Evaluate the final weights document by document; rank 0 writes evaluation.parquet.
 
-    Return the mean losses of each split that loss.py lists, such as `ood_loss_unquantized`, without the loss with the
-    recipe's operands, which `evaluate` returns.
+    Return the mean losses of each split, such as `ood_loss_unquantized`, without the loss with the recipe's operands,
+    which `evaluate` returns.
     """
     trial, corpus, t = session.trial, session.corpus, session.trial.training
     begin_evaluation(state, trial)

@@ -7,14 +7,8 @@ it. So compare only losses of the same batch size.
 
 The confidence interval of a claim has to cover other text as well as other seeds, and the tokens of one document are
 not independent. So the last weights are evaluated document by document, and reports cluster losses by document. This is
-done twice, or six times if layers are sampled:
-
-* `loss`: with the recipe's own operands;
-* `loss_unquantized`: with all operands in the compute dtype (BF16 as a rule), which separates the effect of the
-  recipe on training from its effect on the evaluation itself;
-* `loss_cast`: sampled layers with weights cast to the formats of their learned bit widths (GaussWS, Table C.1);
-* `loss_cast3`, `loss_cast4`, `loss_cast5`: sampled layers with weights cast to Table C.1's formats of 3, 4 and 5 bits
-  (1, 2 and 3 mantissa bits).
+done twice, or six times if layers are sampled: docs/columns.md lists the losses (evaluation.parquet). Unquantized
+operands separate the effect of the recipe on training from its effect on the evaluation itself.
 """
 
 from __future__ import annotations

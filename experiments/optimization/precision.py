@@ -271,15 +271,9 @@ class Policy:
 
 # ------------------------------------------------------------------------------------------------ records of updates
 
-# An update u ≠ 0 of a weight w is lost in a format if round(round(w) + u) = round(w), rounded to nearest in this
-# format: a weight that is stored in the format does not change. `lost_bf16` and `lost_fp16` count these updates,
-# whatever format the trial stores weights in. `lost` counts the updates that did not change the weights that the trial
-# stores.
-#
-# The exponent of a gradient g is floor(log2 |g|), without the loss scale. The histogram of exponents shows which
-# gradients would be 0 with another loss scale, because FP16 rounds magnitudes up to 2^-25 to 0. Measured are the
-# gradients of parameters, summed over micro-batches, and those of the results of linear layers (dy), in the model's
-# dtype.
+# docs/columns.md defines the columns. An update u ≠ 0 of a weight w is lost in a format if round(round(w) + u) =
+# round(w), rounded to nearest in this format. The histogram of a gradient's exponents shows which values would be 0
+# with another loss scale, because FP16 rounds magnitudes up to 2^-25 to 0.
 LOWEST, HIGHEST = -64, 15  # exponents of the first and the last bin, which also count all lower and all higher ones
 BINS = HIGHEST - LOWEST + 1
 FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -7,11 +7,9 @@ A trial's folder is found by `hash8`, the first 8 digits of the trial's id, so t
 use the same folder. Only the process that holds the lease (lease.py) writes to a folder. `result.json` is written last:
 if it exists, the trial has ended, with the status `done` or `diverged`.
 
-A branch takes over weights, optimizer state and position in the data from a checkpoint of another trial, its parent. It
-must have the parent's model, the same data in the same order (so the same seed), and the same kind of optimizer;
-recipe, dropout, number of steps and learning rates may differ. An imported checkpoint has read no data and has no
-optimizer, so a branch from it may have any seed, length and optimizer. A branch's identity contains the parent's id and
-step, not its path.
+A branch (docs/training.md) takes over weights, optimizer state and position in the data from a checkpoint of another
+trial, its parent. Its identity contains the parent's id and step, not its path. An imported checkpoint has read no data
+and has no optimizer, so a branch from it may have any seed, length and optimizer.
 """
 
 from __future__ import annotations
