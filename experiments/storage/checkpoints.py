@@ -84,12 +84,9 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
     tensors, state: the results of `flatten`. If writing fails, for example on a full disk, older checkpoints stay.
     """
     path = next_path(folder, step)
-    try:
-        with folder_atomically(path) as partial:
-            size, digest = _write(partial / TENSORS, tensors)
-            write_state(partial, {"format": FORMAT, "step": step, "bytes": size, "sha256": digest, "state": state})
-    except OSError as error:
-        raise write_error(error, path, tensors) from error
+    with folder_atomically(path) as partial:
+        size, digest = write_tensors(partial / TENSORS, tensors)
+        write_state(partial, {"format": FORMAT, "step": step, "bytes": size, "sha256": digest, "state": state})
     retain(path, keep)
     return path
 
@@ -107,24 +104,34 @@ def next_path(folder: Path, step: int) -> Path:
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
-    """Write tensors to a safetensors file; return its size in bytes and its SHA-256."""
+    """Write tensors to a new safetensors file and flush it to the disk; return its size in bytes and its SHA-256."""
+    dense = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    specs = {
+        name: TensorSpec(
+            dtype=str(x.dtype).removeprefix("torch."), shape=x.shape, data_ptr=x.data_ptr(), data_len=x.nbytes
+        )
+        for name, x in dense.items()
+    }
+    path.touch(exist_ok=False)
+    mode = path.stat().st_mode
     try:
-        return _write(path, tensors, metadata)
-    except OSError as error:
-        raise write_error(error, path, tensors) from error
+        serialize_file(specs, path, {"format": "pt", **(metadata or {})})
+    except SafetensorError as error:
+        if not (number := re.search(r"\(os error (\d+)\)", str(error))):
+            raise
+        code, size = int(number[1]), sum(x.nbytes for x in dense.values())
+        room = f"{path} needs {size:,} bytes, {shutil.disk_usage(path.parent).free:,} are free"
+        raise OSError(code, f"checkpoint not written, {os.strerror(code)}: {room}") from error
+    path.chmod(mode)  # safetensors gives its files to their owner alone
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_state(partial: Path, content: dict[str, Any]) -> None:
     """Write state.json with this content, and its SHA-256 as `seal`, into the checkpoint's temporary folder."""
     with synced_file(partial / STATE) as file:
         file.write(json.dumps({"seal": _seal(content), **content}, indent=1, allow_nan=False).encode())
-
-
-def write_error(error: OSError, path: Path, tensors: Mapping[str, Tensor]) -> OSError:
-    """Return an OSError like `error` that names the bytes of the tensors and those free at `path`."""
-    size, free = sum(tensor.nbytes for tensor in tensors.values()), shutil.disk_usage(path.parent).free
-    reason = f"checkpoint not written, {error.strerror}: {path} needs {size:,} bytes, {free:,} are free"
-    return OSError(error.errno, reason)
 
 
 def newest(*folders: Path) -> Checkpoint | None:
@@ -175,11 +182,10 @@ def load(path: Path, part: tuple[int, int] = (0, 1)) -> Checkpoint:
 
 
 def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
-    """Split nested dicts, lists and tuples into named tensors and plain JSON that refers to the tensors by name.
+    """Split nested dicts and lists into named tensors and plain JSON that refers to the tensors by name.
 
     A name is the path to the tensor, such as `optimizer.w.exp_avg`. A tensor that occurs twice (a tied embedding) gets
-    one name, and `unflatten` restores one tensor. Every kind of dict is restored as a dict. Raise TypeError for values
-    of other types than JSON's, tuple and Tensor.
+    one name, and `unflatten` restores one tensor.
     """
     tensors: dict[str, Tensor] = {}
     names: dict[Any, str] = {}
@@ -194,24 +200,16 @@ def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
         return names.setdefault(same, path) if tensor.numel() else path
 
     def walk(node: Any, path: str) -> Any:
-        if node is None or type(node) in (bool, int, str):
-            return node
-        if type(node) is float:
-            return node if math.isfinite(node) else {"$float": str(node)}
+        inside = f"{path}." if path else ""
         if isinstance(node, Tensor):
             return {"$tensor": tensor_name(node, path)}
-        inside = f"{path}." if path else ""
-        if type(node) in (list, tuple):
-            items = [walk(item, f"{inside}{index}") for index, item in enumerate(node)]
-            return items if type(node) is list else {"$tuple": items}
-        if isinstance(node, dict):
-            if all(type(key) is str and not key.startswith("$") for key in node):
-                return {key: walk(value, f"{inside}{key}") for key, value in node.items()}
-            return {"$dict": [[walk(key, path), walk(value, f"{inside}{key}")] for key, value in node.items()]}
-        raise TypeError(
-            f"{path or 'the state'} is a {type(node).__qualname__}: "
-            "valid types are None, bool, int, float, str, tensors, and lists, tuples and dicts of these"
-        )
+        if isinstance(node, Mapping):
+            return {key: walk(value, f"{inside}{key}") for key, value in node.items()}
+        if isinstance(node, list):
+            return [walk(item, f"{inside}{index}") for index, item in enumerate(node)]
+        if isinstance(node, float) and not math.isfinite(node):
+            return {"$float": str(node)}
+        return node
 
     return tensors, walk(tree, "")
 
@@ -227,10 +225,6 @@ def unflatten(tensors: Mapping[str, Tensor], state: Any) -> Any:
             return tensors[name]
         case [("$float", text)]:
             return float(text)
-        case [("$tuple", items)]:
-            return tuple(unflatten(tensors, item) for item in items)
-        case [("$dict", items)]:
-            return {unflatten(tensors, key): unflatten(tensors, value) for key, value in items}
     return {key: unflatten(tensors, value) for key, value in state.items()}
 
 
@@ -255,29 +249,6 @@ def retain(newest: Path, keep: int) -> None:
     older, later = ([s for s in others if s < own], [s for s in others if s > own])
     for step in later + older[: max(len(older) - (keep - 1), 0)]:
         remove_folder(others[step])
-
-
-def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """Write tensors to a new safetensors file and flush it to the disk; return its size in bytes and its SHA-256."""
-    dense = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    specs = {
-        name: TensorSpec(
-            dtype=str(x.dtype).removeprefix("torch."), shape=x.shape, data_ptr=x.data_ptr(), data_len=x.nbytes
-        )
-        for name, x in dense.items()
-    }
-    path.touch(exist_ok=False)
-    mode = path.stat().st_mode
-    try:
-        serialize_file(specs, path, {"format": "pt", **(metadata or {})})
-    except SafetensorError as error:
-        if number := re.search(r"\(os error (\d+)\)", str(error)):
-            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-        raise
-    path.chmod(mode)  # safetensors gives its files to their owner alone
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _unsealed(path: Path) -> dict[str, Any]:
