@@ -1,9 +1,8 @@
 """Time the training steps of recipes and of plain BF16, under one or more optimizers.
 
 A variant is a recipe or plain BF16; each variant trains its own copy of the model. In a turn, every variant runs one
-step, so other load on the machine affects all variants alike; if a GPU's memory cannot hold all copies, the variants
-are timed one after the other. A variant's share is the median over turns of (step time of plain BF16 / step time of the
-variant).
+step, so other load on the machine affects all variants alike. A variant's share is the median over turns of (step time
+of plain BF16 / step time of the variant).
 """
 
 from __future__ import annotations
@@ -104,41 +103,26 @@ def _compare(
 ) -> tuple[list[float], list[Row]]:
     """Time plain BF16 and each recipe with one optimizer; return the seconds of `gemms` in each turn, and the Rows.
 
-    In a turn, `gemms` (the products of all linear layers) and a step of plain BF16 and of each recipe run once. If not
-    all fit into memory (`_together`), each variant has its own turns.
+    In a turn, `gemms` (the products of all linear layers) and a step of plain BF16 and of each recipe run once.
     """
     variants: dict[str, Recipe | None] = {PLAIN: None, **recipes}
-    together = _together(config, len(variants), batch.device)
-    rows: list[Row] = []
-    gemm_times: list[float] = []
-    for group in [variants] if together else [{name: recipe} for name, recipe in variants.items()]:
-        steps = {name: Step(config, recipe, optimizer, batch) for name, recipe in group.items()}
-        calls: list[Callable[[], None]] = [gemms, *steps.values()]
-        others = OtherProcesses()
+    steps = {name: Step(config, recipe, optimizer, batch) for name, recipe in variants.items()}
+    calls: list[Callable[[], None]] = [gemms, *steps.values()]
+    others = OtherProcesses()
 
-        def timed(call: Callable[[], None], number: int, of: int = len(calls)) -> float:
-            terminal.show(f"timing {number} of {of}")
-            return seconds(call, batch.device.type)
+    def timed(call: Callable[[], None], number: int) -> float:
+        terminal.show(f"timing {number} of {len(calls)}")
+        return seconds(call, batch.device.type)
 
-        timers = [partial(timed, call, number) for number, call in enumerate(calls, 1)]
-        of_gemms, *times = take_turns(timers, turns, untimed=UNTIMED, patience=math.inf, others=others)
-        terminal.clear()
-        gemm_times += of_gemms
-        for name, its in zip(steps, times, strict=True):
-            share = Ratio.of(rows[0].seconds if rows else its, its).median
-            memory = steps[name].memory()
-            rows.append(
-                Row(name, optimizer, 1e3 * median(its), gemms.tokens / median(its), share, memory, its, others.shares)
-            )
-        del steps, calls, timers  # before the models of the next group are built
-    return gemm_times, rows
-
-
-def _together(config: DecoderConfig, variants: int, device: torch.device) -> bool:
-    """Tell whether the weights, gradients and moments of all variants, in FP32, take little of the GPU's memory."""
-    if device.type != "cuda":
-        return True
-    return 16 * parameters(config) * variants < 0.6 * torch.cuda.get_device_properties(device).total_memory
+    timers = [partial(timed, call, number) for number, call in enumerate(calls, 1)]
+    of_gemms, *times = take_turns(timers, turns, untimed=UNTIMED, patience=math.inf, others=others)
+    terminal.clear()
+    rows = []
+    for (name, step), its in zip(steps.items(), times, strict=True):
+        milliseconds, speed = 1e3 * median(its), gemms.tokens / median(its)
+        share = Ratio.of(times[0], its).median
+        rows.append(Row(name, optimizer, milliseconds, speed, share, step.memory(), its, others.shares))
+    return of_gemms, rows
 
 
 class LinearProducts:
