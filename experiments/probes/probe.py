@@ -11,7 +11,7 @@ has the size of a micro-batch, because the scale of a quantized tensor may depen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from fewbits.models.networks.registry import on_meta
 from fewbits.models.quantize import quantize
 from fewbits.models.recipe import Recipe
 
+FILES = {"rows": TABLE, "operands": "numerics.parquet", "sums": SUMS}  # of a probe trial
 OPERAND = ["layer", "block", "part", "slot", "quantizer", "error"]  # the columns that the table `operands` always has
 
 ReportProgress = Callable[[int, int], None]  # called with the number of batches done and of all batches
@@ -68,10 +69,10 @@ def probe(
     settings = ProbeConfig(seeds, "train", update=False, accumulators=tuple(accumulators))
     trials = [_trial(source, folder.path, at, recipe, batches, settings) for recipe in _checked(recipes, source)]
     runtime = replace(runtime, runs=str(folder.path.resolve().parent), keep_every=0, keep_steps=())
-    tables: dict[str, list[pd.DataFrame]] = {"rows": [], "operands": [], "sums": []}
+    tables: dict[str, list[pd.DataFrame]] = {name: [] for name in FILES}
     for number, trial in enumerate(trials):
         done, _ = run_trial(trial, runtime, _Counting(number * batches, len(trials) * batches, report))
-        found = {name: pd.read_parquet(done.path / file) for name, file in _files(done.path)}
+        found = {name: pd.read_parquet(done.path / file) for name, file in FILES.items() if (done.path / file).exists()}
         found["operands"] = _of_both_slots(found["operands"], trial, at / source.training.steps)
         for name, table in found.items():
             table.insert(0, "recipe", trial.recipe.name)
@@ -141,13 +142,6 @@ def _trial(source: Trial, run: Path, step: int, recipe: Recipe, batches: int, se
         branch=Branch(str(run.resolve()), step),
         probe=settings,
     )
-
-
-def _files(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name of each table that a probe trial has written, and its file."""
-    yield from (("rows", TABLE), ("operands", "numerics.parquet"))
-    if (path / SUMS).exists():
-        yield "sums", SUMS
 
 
 def _of_both_slots(operands: pd.DataFrame, trial: Trial, progress: float) -> pd.DataFrame:
