@@ -74,7 +74,7 @@ class Ranking:
 
     rows: tuple[str, ...]  # names of rows
     some: str  # {first}: the title of the largest effect; {effect}: its size; {rest}: words about the others
-    none: str  # if no effect is above zero
+    none: str  # if no effect is above zero; {rows}: the titles of the rows, up to a comma
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def _ranked(of: Ranking, rows: Sequence[Row]) -> str:
     above = [(title, one) for title, one in findings if one.interval and one.interval.low > 0]
     above.sort(key=lambda pair: -(pair[1].effect or 0.0))
     if not above:
-        return of.none
+        return of.none.format(rows=enumeration(title.partition(",")[0] for title, _ in findings))
     others = enumeration(f"{title} ({view(one).effect})" for title, one in above[1:])
     rest = f"then {others}" if others else "no other part makes a difference that these runs can see"
     return of.some.format(first=above[0][0], effect=view(above[0][1]).effect, rest=rest)

@@ -135,9 +135,11 @@ def link(file: str, text: str = "") -> Markup:
 
 
 def published(study: str) -> str:
-    """Return the address of the study's report at scale cpu in the checkout's gallery; "" if there is no gallery."""
-    page = _ROOT / f"docs/gallery/{study}-cpu/index.html"
-    return os.path.relpath(page, report) if (report := os.environ.get(ASKED)) and page.is_file() else ""
+    """Return the address of the study's report in the checkout's gallery; "" if there is none."""
+    pages = [
+        page for scale in ("cpu-full", "cpu") if (page := _ROOT / f"docs/gallery/{study}-{scale}/index.html").is_file()
+    ]
+    return os.path.relpath(pages[0], report) if (report := os.environ.get(ASKED)) and pages else ""
 
 
 @cache

@@ -49,7 +49,7 @@ def test_a_page_loads_nothing_and_its_links_lead_to_places(original: Made) -> No
             assert link[1:] in page.ids if link.startswith("#") else (original.folder / link).is_file(), link
     assert "does not make this item yet" not in page.words
     assert "decides nothing" in page.words
-    assert any(link.endswith("docs/gallery/mor-cpu/index.html") for link in page.links)
+    assert any(link.endswith("docs/gallery/mor-cpu-full/index.html") for link in page.links)
     tables = {path for path in left(original.folder) if path.startswith("tables/")}
     assert {"mor.ipynb", *tables} <= set(page.links)
     assert {name.partition("/")[0] for name in left(original.folder)} == {
