@@ -118,9 +118,9 @@ class Shown:
         """The curves of the arms' changes from the baseline, of A/A from BF16, and of later trunks from the first."""
         frame = series.recorded(self.part, self.metric)
         changes = {arm: series.change(frame, arm, self.of.baseline) for arm in self.of.arms}
-        for trunk in self.trunks[1:]:
-            exact = series.curves(self.part, self.metric.name)
-            changes[trunk] = series.thinned(series.change(exact, trunk, self.trunks[0]))
+        # An archive keeps means over steps, more of them for a longer trunk, so training losses cannot be paired.
+        for trunk in self.trunks[1:] if not self.metric.every_step else ():
+            changes[trunk] = series.change(frame, trunk, self.trunks[0])
         if self.again is not None and not self.metric.of_micro_batches:
             changes[AGAIN] = series.change(series.recorded(self.again, self.metric), AGAIN, BASELINE)
         return {name: one for name, one in changes.items() if one is not None}

@@ -74,7 +74,7 @@ class Ranking:
 
     rows: tuple[str, ...]  # names of rows
     some: str  # {first}: the title of the largest effect; {effect}: its size; {rest}: words about the others
-    none: str  # if no effect is above zero; {rows}: the titles of the rows, up to a comma
+    none: str  # if no effect is above zero; {rows}: each row with the upper end of its interval
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def top_rows(results: Results, study: str, of: Top, verdicts: Mapping[str, Verdi
             finding = find(study, ControlClaim(f"top {row.title}", row.title, (row.part,)), results)[0]
         if finding is not None and finding.effect is None and not finding.trials:
             finding = None
-        if finding is not None or (verdict and verdict.outcome is not Outcome.NOT_RUN):
+        if finding is not None or (row.part is None and verdict and verdict.outcome is not Outcome.NOT_RUN):
             rows.append(Row(row, finding, verdict))
     return rows
 
@@ -170,7 +170,9 @@ def _ranked(of: Ranking, rows: Sequence[Row]) -> str:
     above = [(title, one) for title, one in findings if one.interval and one.interval.low > 0]
     above.sort(key=lambda pair: -(pair[1].effect or 0.0))
     if not above:
-        return of.none.format(rows=enumeration(title.partition(",")[0] for title, _ in findings))
+        most = [(title.partition(",")[0], one.interval.high, one.relative) for title, one in findings if one.interval]
+        costs = (f"{title} it costs less than {size(max(high, 0.0), relative)}" for title, high, relative in most)
+        return of.none.format(rows=enumeration(costs))
     others = enumeration(f"{title} ({view(one).effect})" for title, one in above[1:])
     rest = f"then {others}" if others else "no other part makes a difference that these runs can see"
     return of.some.format(first=above[0][0], effect=view(above[0][1]).effect, rest=rest)
@@ -186,9 +188,10 @@ def top_figure(rows: Sequence[Row]) -> Figure | None:
     ]
     if not shown:
         return None
-    ends = [(one.mean, one.paper, *((one.interval.low, one.interval.high) if one.interval else ())) for one in shown]
-    most = [max(abs(value) for value in some if value is not None) for some in ends]
+    ends = [(one.mean, *((one.interval.low, one.interval.high) if one.interval else ())) for one in shown]
+    most = [max(map(abs, some)) for some in ends]
     usual = FAR * sorted(most)[len(most) // 2]
+    most += [abs(one.paper) for one in shown if one.paper is not None]
     reach = 1.1 * max([value for value in most if value <= usual], default=0.0) or 1e-3
     label = "change of validation loss, %"
     return draw_figure(FigureResult(lambda: draw_effects(shown, [], None, label, reach)))
