@@ -240,7 +240,7 @@ def _most_repeated(rows: Iterable[Mapping[str, Any]], study: str, claim: str) ->
 
 
 def effects(published: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, float, float, float]]:
-    """Return study, comparison, effect and interval (in percent of the loss) of the picture's comparisons."""
+    """Return study, claim with comparison, effect and interval (percent of the loss) of the picture's comparisons."""
     rows, found = list(published), {}
     for study, claims in PICTURE.items():
         for claim in claims:
@@ -250,10 +250,10 @@ def effects(published: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, floa
                 if not loss or not part["relative"] or not part["interval"]:
                     continue
                 name = re.sub(r" (?:like|above|below|no worse than) ", " against ", loss[1])
-                if len(name) <= 40 and not name.endswith("largest") and (study, name) not in found:
+                if len(name) <= 40 and not name.endswith("largest") and (study, claim, name) not in found:
                     low, high, _ = part["interval"]
-                    found[study, name] = tuple(100 * value for value in (part["effect"], low, high))
-    return [(study, name, *numbers) for (study, name), numbers in found.items()]
+                    found[study, claim, name] = tuple(100 * value for value in (part["effect"], low, high))
+    return [(study, f"{claim}, {name}", *numbers) for (study, claim, name), numbers in found.items()]
 
 
 def draw(rows: Sequence[tuple[str, str, float, float, float]], path: Path) -> None:
@@ -271,7 +271,7 @@ def draw(rows: Sequence[tuple[str, str, float, float, float]], path: Path) -> No
             axes.plot([low, high], [y, y], color=color, linewidth=2, solid_capstyle="butt")
             axes.plot(effect, y, "o", color=color, markersize=5)
         axes.axvline(0, color=GREY, linewidth=0.8)
-        axes.set_yticks(range(len(rows)), [f"{NAMES[row[0]]}: {row[1]}" for row in rows])
+        axes.set_yticks(range(len(rows)), [f"{NAMES[row[0]]} {row[1]}" for row in rows])
         axes.invert_yaxis()
         axes.set_xlabel("difference of the final loss, %, with 90 % interval")
         axes.spines[["top", "right", "left"]].set_visible(False)
