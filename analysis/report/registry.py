@@ -7,7 +7,8 @@ after the paper's and mark them as ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import import_module
@@ -16,7 +17,7 @@ from typing import Generic, TypeVar
 import yaml
 
 from fewbits.analysis.engine.results.paper import STUDIES as FOLDER
-from fewbits.analysis.engine.results.paper import paper
+from fewbits.analysis.engine.results.paper import HasId, paper
 from fewbits.analysis.figures.effects import EffectsFigure, effects_picture
 from fewbits.analysis.figures.heat_map import ProbesFigure, probes_figure
 from fewbits.analysis.figures.scores import ScoresFigure, scores_figure
@@ -68,38 +69,21 @@ class Entry(Generic[M]):
 
 @dataclass(frozen=True)
 class StudyRegistry:
-    """The tables and figures of one study: the paper's in the paper's order, then our own in the order of registration.
+    """The tables and figures of one study, by id."""
 
-    The ids include tables and figures of the paper that nothing makes.
-    """
-
-    study: str
-    made_tables: dict[str, Entry[MakeTable]] = field(default_factory=dict)  # in the order of registration
-    made_figures: dict[str, Entry[MakeFigure]] = field(default_factory=dict)
-
-    @property
-    def table_ids(self) -> list[str]:
-        return list(dict.fromkeys([*(table.id for table in paper(self.study).tables), *self.made_tables]))
-
-    @property
-    def figure_ids(self) -> list[str]:
-        return list(dict.fromkeys([*(figure.id for figure in paper(self.study).figures), *self.made_figures]))
-
-    @property
-    def tables(self) -> list[Entry[MakeTable]]:
-        return [self.made_tables[name] for name in self.table_ids if name in self.made_tables]
-
-    @property
-    def figures(self) -> list[Entry[MakeFigure]]:
-        return [self.made_figures[name] for name in self.figure_ids if name in self.made_figures]
+    tables: dict[str, Entry[MakeTable]] = field(default_factory=dict)
+    figures: dict[str, Entry[MakeFigure]] = field(default_factory=dict)
 
 
-_registry = cache(StudyRegistry)
+_REGISTERED: dict[str, StudyRegistry] = defaultdict(StudyRegistry)  # by study, in the order of registration
 
 
 @cache
 def study_registry(study: str) -> StudyRegistry:
-    """Return the registry of a study with all its tables and figures: those of its modules and of its YAML files."""
+    """Return all tables and figures of a study: the paper's in its order, then our own in the order of registration.
+
+    They are those of the study's modules, then those of its YAML files.
+    """
     one_of("study", study, STUDIES)
     for path in sorted((FOLDER / study).glob("*.py")):
         if path.stem != "notebook":
@@ -115,17 +99,23 @@ def study_registry(study: str) -> StudyRegistry:
         figure(study, effects.id, effects.title)(partial(effects_picture, study=study, of=effects))
     if of.probes:
         figure(study, of.probes.id, of.probes.title)(partial(probes_figure, study=study, of=of.probes))
-    return _registry(study)
+    made, printed = _REGISTERED[study], paper(study)
+    return StudyRegistry(_in_order(made.tables, printed.tables), _in_order(made.figures, printed.figures))
+
+
+def _in_order(made: dict[str, Entry[M]], printed: Sequence[HasId]) -> dict[str, Entry[M]]:
+    ids = [*(one.id for one in printed if one.id in made), *made]
+    return {name: made[name] for name in dict.fromkeys(ids)}
 
 
 def table(study: str, name: str, title: str | None = None) -> Callable[[MakeTable], MakeTable]:
     """Register the decorated function as the table with the id `name`. title: only for a table of our own."""
-    return partial(_register, _registry(study).made_tables, name, title or paper(study).table(name).title, not title)
+    return partial(_register, _REGISTERED[study].tables, name, title or paper(study).table(name).title, not title)
 
 
 def figure(study: str, name: str, title: str | None = None) -> Callable[[MakeFigure], MakeFigure]:
     """Register the decorated function as the figure with the id `name`. title: only for a figure of our own."""
-    return partial(_register, _registry(study).made_figures, name, title or paper(study).figure(name).title, not title)
+    return partial(_register, _REGISTERED[study].figures, name, title or paper(study).figure(name).title, not title)
 
 
 def _register(entries: dict[str, Entry[M]], name: str, title: str, of_paper: bool, make: M) -> M:

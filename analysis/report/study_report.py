@@ -1,6 +1,6 @@
 """The report of a study at one scale. Notebooks call its methods to show items: tables, figures and claims.
 
-An item without data, or without a function that makes it, is shown as a text that says so.
+An item without data is shown as a text that says so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fewbits.analysis.engine.claims.verdicts import FAMILIES
 from fewbits.analysis.engine.results.archive import Archive, Joined
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
-from fewbits.analysis.report.items import FigureResult, Picture, Table, TableResult, why_missing
+from fewbits.analysis.report.items import FigureResult, TableResult, why_missing
 from fewbits.analysis.report.registry import Entry, StudyRegistry, declared, study_registry
 from fewbits.analysis.report.top import top_rows, top_screen
 from fewbits.analysis.views import tables
@@ -35,7 +35,6 @@ from fewbits.sweeps.planning.stored_plans import find_plan, is_location
 from fewbits.sweeps.planning.studies import STUDIES
 
 NOTES = 1  # of an item that a page shows
-NOT_MADE = "fewbits does not make this item yet"
 
 
 def read_study(overrides: Sequence[str], claims: Path | None = None, archives: Sequence[Archive] = ()) -> StudyReport:
@@ -106,42 +105,38 @@ class StudyReport:
         return Items(self._item(name) for name in names)
 
     def _item(self, name: str) -> ShownFrame | ShownFigure:
-        if name in self.registry.table_ids:
+        if name in self.registry.tables:
             return self.table(name)
-        return self.figure(name) if name in self.registry.figure_ids else self.claims(name)
+        return self.figure(name) if name in self.registry.figures else self.claims(name)
 
     def table(self, name: str) -> ShownFrame:
         """Return the table in long form, a row for each cell; without data it is empty, and its display says why."""
-        one_of(f"table of {self.study}", name, self.registry.table_ids)
+        one_of(f"table of {self.study}", name, self.registry.tables)
         self.shown.add(name)
-        entry = self.registry.made_tables.get(name)
-        result = entry.make(self.results) if entry else None
+        entry = self.registry.tables[name]
+        result = entry.make(self.results)
         if not isinstance(result, TableResult):
-            return shown_frame((), name, self._framed(name, entry, result))
+            return shown_frame((), name, _framed(entry, missing=why_missing(result)))
         of = paper(self.study)
-        printed = of.table(name) if entry and entry.of_paper else None
+        printed = of.table(name) if entry.of_paper else None
         source = of.sources[printed.source] if printed and printed.source != "printed" else ""
         body, frame = tables.table_html(result, self._new(result.notes)), result.frame()
         file = f"tables/{anchor(name)}.csv"
-        html = self._framed(name, entry, result, source=source, body=body, file=link(file, "CSV"))
+        html = _framed(entry, source=source, body=body, file=link(file, "CSV"))
         return shown_frame(frame, name, html, {file: frame.to_csv(index=False)})
 
     def figure(self, name: str) -> ShownFigure:
         """Return the figure with this id as a matplotlib Figure; without data, it shows the reason (`missing`)."""
-        one_of(f"figure of {self.study}", name, self.registry.figure_ids)
+        one_of(f"figure of {self.study}", name, self.registry.figures)
         self.shown.add(name)
-        entry = self.registry.made_figures.get(name)
-        result = entry.make(self.results) if entry else None
+        entry = self.registry.figures[name]
+        result = entry.make(self.results)
         if not isinstance(result, FigureResult):
-            html = self._framed(name, entry, result)
-            return shown_figure(None, name, lambda _: html, why_missing(result) if result else NOT_MADE)
-        caption = paper(self.study).figure(name).caption if entry and entry.of_paper else ""
+            missing = why_missing(result)
+            return shown_figure(None, name, lambda _: _framed(entry, missing=missing), missing)
+        caption = paper(self.study).figure(name).caption if entry.of_paper else ""
         notes = self._new(result.notes)
-
-        def card(image: str) -> Markup:
-            return self._framed(name, entry, result, caption=caption, image=image, notes=notes)
-
-        return shown_figure(result, name, card)
+        return shown_figure(result, name, lambda image: _framed(entry, caption=caption, image=image, notes=notes))
 
     def claims(self, *names: str) -> ShownFrame:
         """Return a row for each comparison of the claims with these ids or, without ids, of all claims."""
@@ -157,7 +152,7 @@ class StudyReport:
 
     def rest(self) -> Items:
         """Return the tables and figures of our own that no earlier cell has shown; the page names tables as files."""
-        entries: list[Entry[Any]] = [*self.registry.tables, *self.registry.figures]
+        entries: list[Entry[Any]] = [*self.registry.tables.values(), *self.registry.figures.values()]
         names = [entry.id for entry in entries if not entry.of_paper and entry.id not in self.shown]
         items = [self._item(name) for name in names]
         shown = [one for one in items if not one.empty_item]
@@ -172,12 +167,6 @@ class StudyReport:
         new = tuple(note for note in notes if note not in self._noted)[:NOTES]
         self._noted |= set(notes)
         return new
-
-    def _framed(self, name: str, entry: Entry[Any] | None, result: Table | Picture | None, **values: object) -> Markup:
-        missing = "" if isinstance(result, TableResult | FigureResult) else why_missing(result) if result else NOT_MADE
-        empty = {"caption": "", "source": "", "body": "", "file": "", "image": "", "notes": ()}
-        title, ours = (entry.title, not entry.of_paper) if entry else ("", False)
-        return render("item", name=name, title=title, ours=ours, missing=missing, **(empty | values))
 
     def appendix(self) -> ShownFrame:
         """Return a table (name, value) of the code, data and machines behind the numbers, after the statistics."""
@@ -200,3 +189,9 @@ class StudyReport:
             "notices": self.origin.notices,
             "claims": {name: dataclasses.asdict(verdict) for name, verdict in self.verdicts.items()},
         }
+
+
+def _framed(entry: Entry[Any], **values: object) -> Markup:
+    """Return a table or figure as HTML. values: further variables of the template; those that it lacks are empty."""
+    empty = dict.fromkeys(("caption", "source", "body", "file", "image", "notes", "missing"), "")
+    return render("item", name=entry.id, title=entry.title, ours=not entry.of_paper, **(empty | values))

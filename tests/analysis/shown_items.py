@@ -9,7 +9,7 @@ from fewbits.analysis.report.registry import study_registry
 
 
 def table(study: str, name: str, of: Results) -> TableResult:
-    (entry,) = (entry for entry in study_registry(study).tables if entry.id == name)
+    entry = study_registry(study).tables[name]
     made = entry.make(of)
     assert isinstance(made, TableResult)
     made.frame()

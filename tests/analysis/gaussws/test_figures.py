@@ -15,8 +15,8 @@ from fewbits.sweeps.planning.plan import Plan
 from tests.analysis.gaussws.worlds import World, benches, results
 
 OF_KERNELS = {"Figure 2", "Figure D.1", "Figure C"}
-FIGURES = {entry.id: entry.make for entry in study_registry("gaussws").figures}
-TABLES = {entry.id: entry.make for entry in study_registry("gaussws").tables}
+FIGURES = {name: entry.make for name, entry in study_registry("gaussws").figures.items()}
+TABLES = {name: entry.make for name, entry in study_registry("gaussws").tables.items()}
 
 
 @pytest.fixture(scope="module")

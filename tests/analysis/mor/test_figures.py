@@ -22,7 +22,7 @@ from fewbits.sweeps.planning.plan import Plan
 from tests.analysis.mor.worlds import World, results
 from tests.analysis.shown_items import reaches_over
 
-FIGURES: dict[str, Entry[MakeFigure]] = {entry.id: entry for entry in study_registry("mor").figures}
+FIGURES = study_registry("mor").figures
 SCHEMATICS = ("Figure 1", "Figure 2", "Figure 3", "Figure 4")
 BY_MODELS = ("Figure R", "Figure S")  # only at scales questions and gpu; test_tables.py draws them
 WORLD = World(fallback=lambda arm, configuration, block, part, slot, end: 0.3 * (part == "down"))

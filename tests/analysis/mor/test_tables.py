@@ -75,7 +75,7 @@ def test_scores_of_the_papers_tasks_are_shown_where_runs_were_evaluated(cpu: Pla
                 evaluations.write(path, evaluations.Evaluation(key, {"tasks": {name: {metric: value}}}, {}, 1))
     try:
         shown = table("Table 2", Results(cpu))
-        (entry,) = (one for one in study_registry("mor").figures if one.id == "Figure 7")
+        entry = study_registry("mor").figures["Figure 7"]
         picture = entry.make(Results(cpu))
         assert isinstance(picture, FigureResult)
         figure = draw_figure(picture)
@@ -143,7 +143,7 @@ def test_recipes_and_settings_on_several_models_are_compared_with_each_models_ow
 def test_an_empty_store_gives_tables_without_numbers(cpu: Plan) -> None:
     nothing = frozenset((member.cell.arm, member.cell.seed) for member in cpu.members)
     found = results(cpu, World(missing=nothing))
-    for entry in study_registry("mor").tables:
+    for entry in study_registry("mor").tables.values():
         made = entry.make(found)
         if isinstance(made, TableResult):
             made.frame()

@@ -14,8 +14,8 @@ from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.figures.effects import effects_of
 from fewbits.analysis.figures.series import switches
 from fewbits.analysis.figures.theme import LOOK, WIDTH, draw_figure
-from fewbits.analysis.report.items import FigureResult, MakeFigure
-from fewbits.analysis.report.registry import Entry, declared, study_registry
+from fewbits.analysis.report.items import FigureResult
+from fewbits.analysis.report.registry import declared, study_registry
 from fewbits.analysis.studies.nvfp4 import figures
 from fewbits.analysis.tables.cells import compare
 from fewbits.sweeps.planning.plan import Plan
@@ -24,7 +24,7 @@ from tests.analysis.shown_items import reaches_over
 from tests.analysis.worlds import planned
 from tests.experiments.data.data_inputs import shared_cache
 
-FIGURES: dict[str, Entry[MakeFigure]] = {entry.id: entry for entry in study_registry("nvfp4").figures}
+FIGURES = study_registry("nvfp4").figures
 FROM_KERNELS = ("Figure 1", "Figure 5")
 Draw = Callable[[str], Figure]
 (EFFECTS_FIGURE,) = declared("nvfp4").effects

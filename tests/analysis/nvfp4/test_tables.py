@@ -48,7 +48,7 @@ def test_the_papers_own_model_has_the_papers_numbers_and_scores(tmp_path: Path) 
     assert (mean(cell(made, "Math", "12B: FP8")), cell(made, "Math", "12B: FP8").paper) == (37.5, 86.2)
     assert mean(cell(made, "MATH", "12B: NVFP4")) == 25.0
     assert text(cell(table("Table 3", of), "Blocks", "Trained at this scale")) == "62"
-    (entry,) = (one for one in study_registry("nvfp4").figures if one.id == "Figure 3")
+    entry = study_registry("nvfp4").figures["Figure 3"]
     picture = entry.make(of)
     assert isinstance(picture, FigureResult)
     titles = [axes.get_title(loc="left") for axes in draw_figure(picture).axes]
@@ -81,7 +81,7 @@ def test_every_arm_is_told_from_bf16_and_from_the_whole_recipe(found: Results) -
 def test_sweeps_that_are_not_run_have_no_table(found: Results) -> None:
     alone = found.of_sweep("rounding")
     for name in ("Blocks", "Hybrids", "From scratch"):
-        (entry,) = (entry for entry in study_registry("nvfp4").tables if entry.id == name)
+        entry = study_registry("nvfp4").tables[name]
         assert entry.make(alone) == NotPlanned("not run at this scale (cpu)")
     assert isinstance(cell(table("Table 3", alone), "Blocks", "Trained at this scale").ours, NotPlanned)
 
@@ -89,7 +89,7 @@ def test_sweeps_that_are_not_run_have_no_table(found: Results) -> None:
 def test_an_empty_store_gives_tables_without_numbers(cpu: Plan) -> None:
     nothing = frozenset((str(member.cell.arm), member.cell.seed) for member in cpu.members)
     found = results(cpu, World(missing=nothing))
-    for entry in study_registry("nvfp4").tables:
+    for entry in study_registry("nvfp4").tables.values():
         made = entry.make(found)
         assert isinstance(made, TableResult)
         made.frame()
