@@ -17,7 +17,6 @@ import yaml
 from gallery import GALLERY, NAMES, claim_record, records
 
 from fewbits.analysis.engine.claims.findings import Outcome, Status
-from fewbits.analysis.engine.claims.hooks import load_hooks
 from fewbits.analysis.engine.claims.judging import judge_claims
 from fewbits.analysis.engine.claims.schema import Claim, Kind, StudyClaims, comparisons, load_claims
 from fewbits.analysis.engine.results.archive import Archive, read_archive
@@ -68,7 +67,6 @@ def archived(folder: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(folder.glob("*.parquet")):
         archive = read_archive(path)
         (study,) = {sweep.study for sweep in archive.plan.sweeps}
-        load_hooks(study)
         verdicts = judge_claims(empirical(study), Results(archive.plan, archive))
         claims = {name: claim_record(verdict) for name, verdict in verdicts.items()}
         known = {"name": path.stem, "study": study, "scale": archive.plan.sweeps[0].scale, "made": made(archive)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from fewbits.analysis.engine.claims.hooks import load_hooks
 from fewbits.analysis.engine.claims.judging import resolve
 from fewbits.analysis.engine.claims.pairs import LATE
 from fewbits.analysis.engine.results.frames import Results
@@ -63,7 +62,6 @@ def arms_table(results: Results, study: str, of: ArmsTable) -> Table:
 
     Of arms with the same trials only the first has a row; the arm `of.losses` has none, because it is the baseline.
     """
-    load_hooks(study)
     table, rows = arm_table(study), []
     part = family_places(results, table, of.sweeps[0])
     if not part.has(of.needs or of.losses or BASELINE, of.where):

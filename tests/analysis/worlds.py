@@ -23,7 +23,6 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from fewbits.analysis.engine.claims.findings import Outcome, Verdict
-from fewbits.analysis.engine.claims.hooks import load_hooks
 from fewbits.analysis.engine.claims.judging import evidence_of, judge_study
 from fewbits.analysis.engine.claims.schema import Kind, load_claims
 from fewbits.analysis.engine.claims.verdicts import conclude
@@ -217,6 +216,5 @@ def differing(study: str, found: Results, expected: Outcome, **others: Outcome) 
 
 def verdicts(study: str, found: Results, names: Iterable[str]) -> dict[str, Verdict]:
     """Return the verdicts of the named claims of a study."""
-    load_hooks(study)
     claims = load_claims(study)
     return conclude({name: evidence_of(claims, claims.claim(name), found) for name in names})

@@ -7,8 +7,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -29,35 +31,32 @@ class Hooks:
     measures: dict[str, Callable[[Results], Mapping[str, Measured]]] = field(default_factory=dict)
 
 
-_HOOKS: dict[str, Hooks] = {}
+_REGISTERED: dict[str, Hooks] = defaultdict(Hooks)  # by study
 F = TypeVar("F", bound=Callable[..., object])
 
 
+@cache
 def hooks_of(study: str) -> Hooks:
-    """Return the study's hooks. Hooks that are registered later are added to the same object."""
-    return _HOOKS.setdefault(study, Hooks())
-
-
-def load_hooks(study: str) -> None:
-    """Import the modules metrics*.py and exact*.py of the study's folder; the import registers their hooks."""
+    """Return the study's hooks: import the modules metrics*.py and exact*.py of its folder, which register them."""
     for pattern in ("metrics*.py", "exact*.py"):
         for path in sorted((STUDIES / study).glob(pattern)):
             import_module(f"fewbits.analysis.studies.{study}.{path.stem}")
+    return _REGISTERED[study]
 
 
 def metric(study: str, name: str, bounds: Bounds = None) -> Callable[[F], F]:
     """Return a decorator that registers a function of Results as the study's metric of this name."""
-    return _registering(hooks_of(study).metrics, name, lambda compute: (compute, bounds))
+    return _registering(_REGISTERED[study].metrics, name, lambda compute: (compute, bounds))
 
 
 def exact(study: str, claim: str) -> Callable[[F], F]:
     """Return a decorator that registers the function that checks the claim with this id without runs."""
-    return _registering(hooks_of(study).exact, claim, lambda compute: compute)
+    return _registering(_REGISTERED[study].exact, claim, lambda compute: compute)
 
 
 def measure(study: str, claim: str) -> Callable[[F], F]:
     """Return a decorator that registers a function of Results, which computes data for the claim with this id."""
-    return _registering(hooks_of(study).measures, claim, lambda compute: compute)
+    return _registering(_REGISTERED[study].measures, claim, lambda compute: compute)
 
 
 def _registering(registered: dict[str, Any], name: str, entry: Callable[[Any], object]) -> Callable[[F], F]:

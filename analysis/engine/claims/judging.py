@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fewbits.analysis.engine.claims.findings import UNTESTED, ControlResult, Finding, Outcome, Status, Verdict
-from fewbits.analysis.engine.claims.hooks import hooks_of, load_hooks
+from fewbits.analysis.engine.claims.hooks import hooks_of
 from fewbits.analysis.engine.claims.pairs import TASKS, Numbers, built_in, data_of
 from fewbits.analysis.engine.claims.schema import (
     DIVERGED,
@@ -49,14 +49,12 @@ SEEDS = ("no seeds", "one seed", "two seeds", "three seeds", "four seeds", "five
 
 def judge_study(study: str, results: Results) -> dict[str, Verdict]:
     """Return the verdicts of a study's claims by claim id, in the order of analysis/studies/STUDY/claims.yaml."""
-    load_hooks(study)
     return judge_claims(load_claims(study), results)
 
 
 def judge_file(file: Path, results: Results, overrides: Sequence[str]) -> dict[str, Verdict]:
     """Return the verdicts of a user's own claims (docs/claims-file.md); raise ValueError for names the sweep lacks."""
     study = results.plan.sweeps[0].study
-    load_hooks(study)
     of = claims_from(file, study)
     claims: tuple[Claim | ControlClaim, ...] = (*of.controls, *of.claims)
     for claim in claims:

@@ -14,7 +14,6 @@ from functools import cache
 
 from statsmodels.stats.power import TTestPower
 
-from fewbits.analysis.engine.claims.hooks import load_hooks
 from fewbits.analysis.engine.claims.judging import measured, printed_effect, resolve
 from fewbits.analysis.engine.claims.pairs import again_noise
 from fewbits.analysis.engine.claims.schema import BOUNDED, DIRECTIONS, Claim, Comparison, comparisons, load_claims
@@ -43,7 +42,6 @@ class Preview:
 
 def preview(study: str, results: Results, given: Mapping[str, float] | None = None) -> tuple[Preview, ...]:
     """Return the power of each comparison whose arms are planned. given: by metric, deviations if none is stored."""
-    load_hooks(study)
     found = []
     for claim in load_claims(study).claims:
         for comparison in comparisons(claim, arm_table(study)):

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fewbits.analysis.engine.claims.hooks import hooks_of, load_hooks
+from fewbits.analysis.engine.claims.hooks import hooks_of
 from fewbits.analysis.engine.claims.schema import load_claims
 from fewbits.analysis.engine.results.data import Exact
 from fewbits.analysis.engine.results.frames import Results
@@ -31,7 +31,6 @@ def check(name: str) -> Exact:
 
 
 def test_every_statement_is_decided_as_the_texts_deserve() -> None:
-    load_hooks("primer")
     declared = {claim.id for claim in load_claims("primer").claims if any(part.test == "exact" for part in claim.parts)}
     assert set(hooks_of("primer").exact) == declared
     assert {name for name in declared if not check(name).holds} == WRONG
