@@ -273,7 +273,7 @@ for _name, _number in FALLBACKS.items():
 # -------------------------------------------------------------------------------- errors over training
 
 
-def _start(results: Results, number: Callable[[Seen], tensors.T]) -> dict[str, tensors.T]:
+def _start(results: Results, number: Of) -> Numbers:
     """Return a number of the first window of training, by trial; a branch's training starts with its trunk."""
 
     def root(trial: str) -> str:
@@ -284,19 +284,12 @@ def _start(results: Results, number: Callable[[Seen], tensors.T]) -> dict[str, t
     return {m.id: begin[root(m.id)] for m in results.members if root(m.id) in begin}
 
 
-def _growth(results: Results, part: str, slot: str, everywhere: bool = False) -> Numbers:
-    """Return by trial the factor by which a tensor's excess grows in block 1, or the smallest factor of all blocks."""
-
-    def by_block(seen: Seen) -> dict[int, float]:
-        return {block: seen[block, part, slot] for block in (blocks_of(seen) if everywhere else [1])}
-
-    begin, end = _start(results, by_block), numbers(results, by_block)
-    known = {trial: (begin[trial], last) for trial, last in end.items() if trial in begin}
-    return {trial: min(_ratio(last[b], first[b]) for b in last if b in first) for trial, (first, last) in known.items()}
+def _growth(results: Results, number: Of) -> Numbers:
+    """Return by trial the factor by which an error's excess grows over training."""
+    begin, end = _start(results, number), numbers(results, number)
+    return {trial: _ratio(last, begin[trial]) for trial, last in end.items() if trial in begin}
 
 
-metric("mor", "fc2_input_growth")(partial(_growth, part=FC2, slot=X))
-metric("mor", "fc1_gradient_growth")(partial(_growth, part=FC1, slot=DY))
-metric("mor", "fc2_input_growth_everywhere")(partial(_growth, part=FC2, slot=X, everywhere=True))
-metric("mor", "fc2_input_start")(lambda results: _start(results, lambda seen: seen[1, FC2, X]))
-metric("mor", "fc1_gradient_start")(lambda results: _start(results, lambda seen: seen[1, FC1, DY]))
+for _tensor in ("fc2_input", "fc1_gradient"):
+    metric("mor", f"{_tensor}_growth")(partial(_growth, number=ERRORS[f"{_tensor}_block_1"]))
+    metric("mor", f"{_tensor}_start")(partial(_start, number=ERRORS[f"{_tensor}_block_1"]))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -39,7 +38,6 @@ ONE, TWO = {"configuration": "1"}, {"configuration": "2"}
 COLUMNS = [*KEY, "arm", "seed", "state", "step", "line_step", "layer", "batches", "error", "error_max", "histogram"]
 NUMBERS = ["flushed", "share_0", "fallback", "limit"]
 
-T = TypeVar("T")
 # A number for each tensor of a trial, by block (counted from 1), part and slot.
 Seen = dict[tuple[int, str, str], float]
 
@@ -142,10 +140,10 @@ def blocks_of(seen: Seen) -> list[int]:
 
 def numbers(
     results: Results,
-    number: Callable[[Seen], T],
+    number: Callable[[Seen], float],
     column: str = "error",
     window: Callable[[pd.DataFrame], pd.DataFrame] = last_windows,
-) -> dict[str, T]:
+) -> dict[str, float]:
     """Return a number for each trial; the function `number` computes it from a quantity of each of the trial's tensors.
 
     The quantity is the mean of `column` over the rows that `window` chooses. Trials whose models lack a part or block
