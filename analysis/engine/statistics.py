@@ -87,11 +87,11 @@ def estimate(values: ArrayLike, shared: Error | None = None, noise: Error | None
     return Estimate(x.size, float(x.mean()), math.sqrt(variance), df)
 
 
-def median_interval(values: ArrayLike, level: float = LEVEL) -> Interval | None:
-    """Return a confidence interval of the median from order statistics; None if there are too few values."""
+def median_interval(values: ArrayLike) -> Interval | None:
+    """Return a 95 % confidence interval of the median from order statistics; None if there are too few values."""
     x = np.sort(_finite(values))
-    k = int(stats.binom.ppf((1 - level) / 2, x.size, 0.5))
-    return Interval(float(x[k - 1]), float(x[x.size - k]), level) if k else None
+    k = int(stats.binom.ppf((1 - LEVEL) / 2, x.size, 0.5))
+    return Interval(float(x[k - 1]), float(x[x.size - k]), LEVEL) if k else None
 
 
 def _finite(values: ArrayLike) -> NDArray[np.float64]:

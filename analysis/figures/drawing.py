@@ -80,11 +80,8 @@ class Drawing:
             color: dict[str, Any] = {} if isinstance(fill, str) else {"color": ink(fill)}
             self.box(x + j * width, top - (i + 1) * height, width, height, text, fill=fill, **color, **options)
 
-    def arrow(
-        self, start: tuple[float, float], end: tuple[float, float], *, style: str = "-|>", edge: str = "quiet"
-    ) -> None:
-        """Draw an arrow. style: an arrow style of matplotlib; edge: the name of a colour of the theme."""
-        look: dict[str, Any] = {"arrowstyle": style, "mutation_scale": 7, "color": getattr(theme(), edge)}
+    def arrow(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        look: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 7, "color": theme().quiet}
         self.axes.add_patch(FancyArrowPatch(start, end, linewidth=0.9, zorder=1, **look))
 
     def line(self, xs: Sequence[float], ys: Sequence[float]) -> None:

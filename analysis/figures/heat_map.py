@@ -24,7 +24,7 @@ from matplotlib.transforms import blended_transform_factory
 from fewbits.analysis.engine.results.data import NoData
 from fewbits.analysis.engine.results.evaluations import whole_model_rows
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.results.places import arm_table, not_planned, sweep_places
+from fewbits.analysis.engine.results.places import PROBES, arm_table, not_planned, sweep_places
 from fewbits.analysis.figures.panels import legend, line_key, panels, rows_of_labels
 from fewbits.analysis.figures.theme import SMALL, Array, Style, ink, shades, theme
 from fewbits.analysis.report.items import FigureResult, Picture
@@ -174,15 +174,13 @@ MEASURES = {  # title of the map: the measure and the factor by which it is show
 @dataclass(frozen=True)
 class ProbesFigure:
     id: str
-    title: str = "Which operands change the gradient and the loss"
-    sweep: str = "probes"
     arms: tuple[str, ...] = ()
     where: dict[str, str] = field(default_factory=dict)  # selected values of the sweep's axes
 
 
 def probes_figure(results: Results, study: str, of: ProbesFigure) -> Picture:
     """Return the figure of probes that `of` declares, with a row for each operand, GEMM and block of layers."""
-    part = sweep_places(results, of.sweep, of.where)
+    part = sweep_places(results, PROBES, of.where)
     if not isinstance(part, Results) or not any(part.has(arm, of.where) for arm in of.arms):
         return not_planned(results)
     rows = whole_model_rows(part)

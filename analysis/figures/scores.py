@@ -45,7 +45,6 @@ class ScoresFigure:
     scores: tuple[str, ...]  # titles of tasks in the paper
     rows: tuple[ArmCurves, ...]
     instead: tuple[ArmCurves, ...] = ()  # other arms whose loss on other text is shown if no run of `rows` has scores
-    notes: tuple[str, ...] = ()
 
 
 def scores_figure(results: Results, study: str, of: ScoresFigure) -> Picture:
@@ -70,7 +69,7 @@ def scores_figure(results: Results, study: str, of: ScoresFigure) -> Picture:
         return curve_figure([shown[i : i + 2] for i in range(0, len(shown), 2)])
 
     trials = [trial for curves in ours for arms in curves.values() for one in arms.values() for trial in one.trials]
-    notes = ((STAND_IN,) if stand_ins else (), notes_of(stand_ins)[1:], of.notes, left_out(results, of.rows))
+    notes = ((STAND_IN,) if stand_ins else (), notes_of(stand_ins)[1:], left_out(results, of.rows))
     return FigureResult(draw, tuple(dict.fromkeys((*trials, *trials_of(stand_ins)))), tuple(chain(*notes)))
 
 

@@ -98,7 +98,8 @@ def study_registry(study: str) -> StudyRegistry:
     for effects in of.effects:
         figure(study, effects.id, effects.title)(partial(effects_picture, study=study, of=effects))
     if of.probes:
-        figure(study, of.probes.id, of.probes.title)(partial(probes_figure, study=study, of=of.probes))
+        title = "Which operands change the gradient and the loss"
+        figure(study, of.probes.id, title)(partial(probes_figure, study=study, of=of.probes))
     made, printed = _REGISTERED[study], paper(study)
     return StudyRegistry(_in_order(made.tables, printed.tables), _in_order(made.figures, printed.figures))
 

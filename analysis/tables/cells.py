@@ -22,7 +22,6 @@ from fewbits.analysis.engine.results.evaluations import best_of_recent, paper_ta
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.pairing import Metric, sample
 from fewbits.analysis.engine.results.paper import Row, Table, paper
-from fewbits.analysis.engine.results.paper import Table as PaperTable
 from fewbits.analysis.engine.results.places import (
     ANYWHERE,
     BASELINE,
@@ -230,7 +229,7 @@ def _line(results: Results, trial: str) -> Lineage:
 
 
 def settings_table(
-    printed: PaperTable, columns: Sequence[SettingsColumn], unstated: Mapping[str, Describe], notes: Sequence[str]
+    printed: Table, columns: Sequence[SettingsColumn], unstated: Mapping[str, Describe], notes: Sequence[str]
 ) -> TableResult:
     """Return the paper's settings beside ours; its row ids are keys of SETTINGS. unstated: further rows, by title."""
     rows = [TableRow("Model", tuple(column.cell(model, column.model, printed.source) for column in columns))]

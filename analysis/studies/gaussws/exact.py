@@ -144,9 +144,9 @@ def weights(seed: int = 0, shape: tuple[int, int] = SHAPE) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def parted(w: Tensor, block: str, grid: str = INT4) -> int:
-    """Return in how many elements Q(w) and Q(wᵀ)ᵀ differ; Q quantizes in blocks of this shape, such as 1x32."""
-    there, back = (fake_quantize(x.contiguous(), f"{grid}:{block}:amax") for x in (w, w.T))
+def parted(w: Tensor, block: str) -> int:
+    """Return in how many elements Q(w) and Q(wᵀ)ᵀ differ; Q quantizes to INT4 in blocks of this shape, such as 1x32."""
+    there, back = (fake_quantize(x.contiguous(), f"{INT4}:{block}:amax") for x in (w, w.T))
     return int((there != back.T).sum())
 
 

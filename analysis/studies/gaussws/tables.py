@@ -71,7 +71,7 @@ def _accuracy(results: Results, arm: str) -> Ours:
     ours = cell(compare(results, "validation_loss", arm, sweep="gpt2"), PERCENT).ours
     if not isinstance(ours, Value):
         return ours
-    half = f" ± {(ours.interval.high - ours.interval.low) / 2:.3f}" if ours.interval else ""
+    half = f" ± {ours.interval.half:.3f}" if ours.interval else ""
     return Setting(f"{ours.mean:+.3f}{half} %", ours.trials)
 
 

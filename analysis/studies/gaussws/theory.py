@@ -29,6 +29,7 @@ from fewbits.kernels.reference import noise as reference_noise
 
 BF16_MANTISSA = 7
 SQUARE = 32
+SEED = 1
 PATTERNS = 1 << 16  # the patterns of the 16 random bits from which an element of R is computed
 UNIFORM_4_BITS = tuple(k / 16 for k in range(1, 9))  # the magnitudes of U(−½, ½) in 4 bits; the smallest is 2^−4
 TAUS = (0, -2, -4)  # the exponents of the smallest noise for which Lemma 2 and Propositions 3 and 4 are checked
@@ -59,10 +60,11 @@ def generated() -> dict[int, Fraction]:
     return {value: Fraction(int((values == value).sum()), PATTERNS) for value in range(-2, 3)}
 
 
-def differing(elements: int = 1 << 18, seed: int = 1) -> int:
-    """Return how many elements of the kernel's R differ from those of the reference generator."""
-    expected = reference_noise.unpack_noise(reference_noise.gaussian_noise(elements, seed, "cpu"), elements)
-    return int((noise("gaussian", elements, seed) != expected).sum())
+def differing() -> int:
+    """Return how many of 2^18 elements of the kernel's R differ from those of the reference generator."""
+    elements = 1 << 18
+    expected = reference_noise.unpack_noise(reference_noise.gaussian_noise(elements, SEED, "cpu"), elements)
+    return int((noise("gaussian", elements, SEED) != expected).sum())
 
 
 def noise(kind: str, count: int, seed: int) -> Tensor:
@@ -139,13 +141,13 @@ class Sampled(NamedTuple):
         return (self.kernel == self.w)[self.r != 0]
 
 
-def by_kernel(bits: float, kind: str, *, exponents: tuple[int, int] = (-12, 1), seed: int = 1) -> Sampled:
-    """Sample random BF16 weights with the kernel, which draws R from the seed. kind: gaussian or uniform noise.
+def by_kernel(bits: float, kind: str, *, exponents: tuple[int, int] = (-12, 1)) -> Sampled:
+    """Sample random BF16 weights with the kernel, which draws R from a seed. kind: gaussian or uniform noise.
 
     exponents: the first exponent of weights, and the end of the range, which is excluded. The maxima of the squares
     have exponent 0; weights above their square's maximum are halved.
     """
-    g = torch.Generator().manual_seed(seed)
+    g = torch.Generator().manual_seed(SEED)
     shape, steps = (SQUARE, SQUARE * MAXIMA), 1 << BF16_MANTISSA
     maxima = mantissas(MAXIMA, steps).repeat_interleave(SQUARE)[None].expand(shape)
     w = 1 + torch.randint(0, steps, shape, generator=g) / steps
@@ -153,8 +155,8 @@ def by_kernel(bits: float, kind: str, *, exponents: tuple[int, int] = (-12, 1), 
     w = torch.where(w <= maxima, w, w / 2) * (torch.randint(0, 2, shape, generator=g) * 2 - 1)
     w[0, ::SQUARE] = maxima[0, ::SQUARE]
     widths = torch.full((1, MAXIMA), float(bits))
-    kernel = sample_weight(w, widths, seed, noise="gaussian" if kind == "gaussian" else "uniform", block=SQUARE)
-    return Sampled(w, scales(bits, maxima), noise(kind, w.numel(), seed).view(shape), kernel.float())
+    kernel = sample_weight(w, widths, SEED, noise="gaussian" if kind == "gaussian" else "uniform", block=SQUARE)
+    return Sampled(w, scales(bits, maxima), noise(kind, w.numel(), SEED).view(shape), kernel.float())
 
 
 # -------------------------------------------------------------------------------- Lemma 2: weights that noise swallows
