@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -22,7 +22,6 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, NullFormatter
 from matplotlib.transforms import ScaledTranslation, Transform
 
 from fewbits.analysis.figures.theme import SMALL, WIDTH, Array, Style, theme
-from fewbits.common.from_dict import one_of
 
 PLACEHOLDER = 32  # the most characters in a line of the text in an empty panel
 
@@ -112,7 +111,7 @@ ASIDE = 0.12  # the margin of an x axis along which points are shifted, as a fra
 ROW = 1.62  # the height of a row of panels in inches
 # The kinds of axes: plain numbers, a log scale (x only), numbers of tokens, and fractions shown as percent without
 # ("percent") or with ("change") a plus sign, and no ticks (x only).
-AXES = ("number", "log", "tokens", "percent", "change", "none")
+Axis = Literal["number", "log", "tokens", "percent", "change", "none"]
 WEIGHTS = {"quiet": 0.8, "text": 1.0, "line": 1.0}  # widths of reference lines by their colour
 
 
@@ -165,16 +164,12 @@ class Panel:
     paper: tuple[PaperMark, ...] = ()
     x_label: str = ""
     y_label: str = ""
-    x_axis: str = "number"
-    y_axis: str = "number"
+    x_axis: Axis = "number"
+    y_axis: Axis = "number"
     y_limits: tuple[float | None, float | None] = (None, None)  # bottom and top; None: as the lines need
     x_ticks: int = 4  # the largest number of intervals between ticks of an axis of tokens
     branches_at: float | None = None  # the x at which arms branch from a trunk; a long trunk is not shown in full
     empty: str = ""  # the reason for an empty panel; if it is set, no line is drawn
-
-    def __post_init__(self) -> None:
-        one_of("axis", self.x_axis, AXES)
-        one_of("axis", self.y_axis, AXES)
 
 
 def curve_figure(

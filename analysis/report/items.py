@@ -118,11 +118,6 @@ class TableResult:
     rows: tuple[TableRow, ...]
     notes: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(row.cells) != len(self.columns):
-                raise ValueError(f"row {row.title}: {len(row.cells)} cells for a table of {len(self.columns)} columns")
-
     @property
     def trials(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(t for row in self.rows for cell in row.cells for t in cell.trials))

@@ -81,12 +81,8 @@ class Ranking:
 class Top:
     question: str
     headline: tuple[str, ...]  # templates of sentences
-    rows: tuple[TopRow, ...]
+    rows: tuple[TopRow, ...]  # at most seven fit on the first screen
     ranking: Ranking | None = None
-
-    def __post_init__(self) -> None:
-        if len(self.rows) > 7:
-            raise ValueError(f"top: {len(self.rows)} rows; at most 7 fit on the first screen")
 
 
 @dataclass(frozen=True)

@@ -229,8 +229,6 @@ class Archive(Files):
         return Standing(row["state"], int(row["step"]), row["note"], computed, numbers)
 
     def table(self, planned: Planned, name: str) -> pd.DataFrame | None:
-        if name not in self._tables:
-            raise ValueError(f"{name}: {NAME} has {', '.join(self._tables)}")
         return self._tables[name].get(planned.id)
 
     def late(self, results: Results, metric: str) -> dict[str, float]:

@@ -200,11 +200,8 @@ def least_exponent_bits(bits: int, *, after_noise: bool, tau: int = 0) -> int:
     subnormals, and one for infinities and NaN.
     """
     top, least = (1, 1 + tau - bits - BF16_MANTISSA) if after_noise else (0, cutoff(bits, 1.0, tau))
-    for width in range(2, 9):
-        grid = _ieee(width)
-        if math.ldexp(grid.min_subnormal, top - grid.emax) <= 2.0**least:
-            return width
-    raise ValueError(f"bit width {bits}: no format with at most 8 exponent bits has a step as small as it needs")
+    grids = {width: _ieee(width) for width in range(2, 9)}
+    return next(n for n, grid in grids.items() if math.ldexp(grid.min_subnormal, top - grid.emax) <= 2.0**least)
 
 
 def least_mantissa_bits(bits: int, *, ties: bool) -> int:

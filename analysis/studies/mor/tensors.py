@@ -122,18 +122,6 @@ def fallback_shares(rows: pd.DataFrame) -> dict[str, float]:
     return by_id(rows.dropna(subset=["fallback"]).groupby("id")["fallback"].mean())
 
 
-def below(rows: pd.DataFrame, threshold: float) -> dict[str, float]:
-    """Return by trial the share of errors below a threshold that is an edge of the bins; rows weigh the same."""
-    edges = np.flatnonzero(np.isclose(EDGES, threshold))
-    if len(edges) != 1:
-        raise ValueError(
-            f"threshold {threshold} is not an edge of the histogram's bins: choose one of the edges, which are "
-            f"multiples of {EDGES[1]}"
-        )
-    under = [sum(counts[: edges[0]]) / sum(counts) for counts in rows["histogram"]]
-    return by_id(pd.Series(under, index=rows["id"], dtype=float).groupby(level=0).mean())
-
-
 def blocks_of(seen: Seen) -> list[int]:
     return sorted({block for block, _, _ in seen})
 
