@@ -114,16 +114,6 @@ def change(frame: pd.DataFrame, arm: str, baseline: str) -> Series | None:
     return Series(steps.to_numpy(float), *means_with_band((a - b) / np.abs(b)), trials)
 
 
-def thinned(series: Series | None) -> Series | None:
-    """Return the series without its band, averaged to about POINTS points."""
-    if series is None:
-        return None
-    width = max(1, series.tokens.size // POINTS)
-    whole = series.tokens.size // width * width
-    mean = series.mean[:whole].reshape(-1, width).mean(1)
-    return Series(series.tokens[width - 1 : whole : width], mean, None, series.trials)
-
-
 def means_with_band(samples: Iterable[ArrayLike]) -> tuple[Array, Band | None]:
     """Return the mean of each sample, and the ends of their 90 % intervals; None if a sample is a single value."""
     values = [np.asarray(sample, float) for sample in samples]
