@@ -10,7 +10,8 @@ from tests.analysis.nvfp4.worlds import PAPER, results
 from tests.analysis.worlds import differing, planned
 from tests.experiments.data.data_inputs import shared_cache
 
-LARGE = ("N2", "N3", "N5", "N11", "N15", "N21", "N27", "N28")  # claims that need models or scores that scale cpu does not have
+# Claims that need models or scores that scale cpu does not have.
+LARGE = ("N2", "N3", "N5", "N11", "N15", "N21", "N27", "N28")
 # All recipes in four bits increase the loss equally, so that no choice among them matters.
 CHOICES = (
     "kept",
