@@ -51,9 +51,10 @@ This page has a table for each study, with the verdict of each claim at each sca
 [studies](../measured/studies.md) has the commits of the runs. The number below a verdict is the effect, with its 90 %
 interval, of the claim's comparison that has the weakest support (among those with an interval);
 [read a verdict](../howto/verdict.md) explains both. Statements are today's; a page has the statements,
-tests, controls and seeds of its commit. The pages of the scales `sizes`, `questions` and `pretrained`, and GaussWS's
-have the verdicts of version 0.1, which needed fewer seeds: there *reproduced in part* is what is now *mixed*, *inconclusive*
-*cannot tell*, *not seen at this scale* mostly *not reproduced*, and *out of reach* *not testable here*.
+tests, controls and seeds of its commit. The pages of the scales `sizes`, `questions` and `pretrained`, and GaussWS's,
+have the verdicts of version 0.1, which needed fewer seeds: there *reproduced in part* is what is now *mixed*,
+*inconclusive* is *cannot tell*, *not seen at this scale* mostly *not reproduced*, and *out of reach* *not testable
+here*.
 `docs/gallery.py` writes this file.
 """
 
