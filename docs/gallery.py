@@ -52,9 +52,7 @@ This page has a table for each study, with the verdict of each claim at each sca
 interval, of the claim's comparison that has the weakest support (among those with an interval);
 [read a verdict](../howto/verdict.md) explains both. Statements are today's; a page has the statements,
 tests, controls and seeds of its commit. The pages of the scales `sizes`, `questions` and `pretrained`, and GaussWS's,
-have the verdicts of version 0.1, which needed fewer seeds: there *reproduced in part* is what is now *mixed*,
-*inconclusive* is *cannot tell*, *not seen at this scale* mostly *not reproduced*, and *out of reach* *not testable
-here*.
+have the verdicts of version 0.1, which [labels](../measured/labels.md) translates.
 `docs/gallery.py` writes this file.
 """
 
