@@ -1,43 +1,30 @@
-"""Write docs/findings.md and docs/measured/evidence.md from committed results, so that nobody types a number.
+"""Write docs/findings.md from the reports that are published in docs/gallery, so that nobody types a number.
 
     python docs/findings.py
 
-Results are the files docs/measured/evidence/*.parquet, each the results.parquet of a report (also of an incomplete
-one), which the claims of today judge, and the published reports in docs/gallery. findings.yaml has the sentences, with
-names of claims in place of numbers. A claim has its label on the scale that claims.yaml names (`judged_at`).
+findings.yaml has the sentences, with names of claims in place of numbers. A claim has its label on the scale that
+claims.yaml names (`judged_at`).
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
-from gallery import GALLERY, NAMES, claim_record, records
+from gallery import GALLERY, NAMES, records
 
 from fewbits.analysis.engine.claims.findings import Outcome, Status
-from fewbits.analysis.engine.claims.judging import judge_claims
 from fewbits.analysis.engine.claims.schema import Claim, Kind, StudyClaims, comparisons, load_claims
-from fewbits.analysis.engine.results.archive import Archive, read_archive
-from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.engine.results.places import arm_table
 from fewbits.common.atomic import write_atomically
 from fewbits.common.wording import plural
 
 DOCS = Path(__file__).parent
-EVIDENCE = DOCS / "measured" / "evidence"
 SENTENCES = DOCS / "findings.yaml"
 PLACE = re.compile(r"\{(\w+)(?:: ([^}]+))?\}")  # {CLAIM} or {CLAIM: HEADING OF A COMPARISON}
-EVIDENCE_HEAD = """\
-# What the archives of runs show
-
-Written by `docs/findings.py` from the files in the folder `evidence`, each the `results.parquet` of a report;
-`fewbits report study=STUDY scale=SCALE --from FILE` continues it on another machine. Only comparisons whose arms have
-run are listed. Effects are differences from the other arm, with a 90 % interval over seeds. *Judged at* is the scale
-whose label of the claim counts.
-"""
 
 
 @dataclass(frozen=True)
@@ -57,52 +44,13 @@ class Judged:
 
 
 def main() -> None:
-    archives = list(archived(EVIDENCE))
-    write_atomically(EVIDENCE.with_suffix(".md"), evidence(archives).encode())
-    write_atomically(DOCS / "findings.md", findings([*archives, *records(GALLERY)]).encode())
-
-
-def archived(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield a record like those of the gallery for each archive in the folder; arithmetic claims are left out."""
-    for path in sorted(folder.glob("*.parquet")):
-        archive = read_archive(path)
-        (study,) = {sweep.study for sweep in archive.plan.sweeps}
-        verdicts = judge_claims(empirical(study), Results(archive.plan, archive))
-        claims = {name: claim_record(verdict) for name, verdict in verdicts.items()}
-        known = {"name": path.stem, "study": study, "scale": archive.plan.sweeps[0].scale, "made": made(archive)}
-        yield known | {"claims": claims}
+    write_atomically(DOCS / "findings.md", findings(records(GALLERY)).encode())
 
 
 def empirical(study: str) -> StudyClaims:
     """Return the claims of a study that need runs."""
     of = load_claims(study)
     return replace(of, claims=tuple(claim for claim in of.claims if claim.kind is not Kind.ARITHMETIC))
-
-
-def made(archive: Archive) -> str:
-    """Return a line with the number of trials in an archive, their commits and kinds of processors."""
-    each = [archive.provenance(planned) for planned in archive.plan.trials.values()]
-    commits = sorted({str(one["git"])[:8] for one in each if one.get("git")})
-    kinds = sorted({str(place["kind"]) for one in each for place in one.get("environments", ())})
-    return f"{len(each)} trials, commits {', '.join(commits)}, processors {', '.join(kinds)}."
-
-
-# ------------------------------------------------------------------------------------------------ the evidence
-
-
-def evidence(archives: Iterable[Mapping[str, Any]]) -> str:
-    """Return a Markdown page with a row for each comparison of each archive that has an effect."""
-    heads = ("claim", "judged at", "comparison", "effect, 90 % interval", "seeds", "margin", "shows")
-    parts = [EVIDENCE_HEAD]
-    for archive in archives:
-        rows = []
-        for name, claim in archive["claims"].items():
-            for part in with_numbers(claim):
-                margin = "" if part["margin"] is None else f"{part['margin']:.4g}"
-                cells = (name, claim["judged_at"], part["name"], part["shown"], part["repeats"], margin, part["status"])
-                rows.append(cells)
-        parts.append(f"\n## {archive['name']}\n\n{archive['made']}\n\n{table(heads, rows)}")
-    return "".join(parts)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -115,13 +63,10 @@ def with_numbers(claim: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [part for part in claim["parts"] if part["effect"] is not None and part["status"] not in untested]
 
 
-# ------------------------------------------------------------------------------------------------ the findings
-
-
 def findings(sources: Sequence[Mapping[str, Any]]) -> str:
     """Return the page of findings.
 
-    sources: records of archives and of published reports; the first with a claim's own scale gives the claim's label.
+    sources: records of published reports; the first with a claim's own scale gives the claim's label.
     """
     texts: Mapping[str, Any] = yaml.safe_load(SENTENCES.read_text("utf-8"))
     parts, rows = [texts["head"]], []
@@ -136,14 +81,11 @@ def findings(sources: Sequence[Mapping[str, Any]]) -> str:
 
 
 def judge(study: str, claim: Claim, sources: Iterable[Mapping[str, Any]]) -> Judged:
-    """Return the claim with its label on its own scale, and with numbers of this scale or, without them, another one.
-
-    Records without `judged_at` are of version 0.1, whose claims and rules were others; they do not count.
-    """
+    """Return the claim with its label on its own scale, and with numbers of this scale or, without them, of another."""
     found = {}
     for source in sources:
         record = source["claims"].get(claim.id, {}) if source["study"] == study else {}
-        if "judged_at" in record and record["verdict"] != Outcome.NOT_RUN:
+        if record and record["verdict"] != Outcome.NOT_RUN:
             found.setdefault(source["scale"], record)
     if own := found.get(claim.judged_at):
         return Judged(claim, own["verdict"], claim.judged_at, tuple(with_numbers(own)))

@@ -34,7 +34,7 @@ FINDINGS = {"mor": "M3", "nvfp4": "N20", "gaussws": "G9", "primer": "C9"}
 PICTURE = {"mor": ("M3", "M6", "M17", "M18"), "nvfp4": ("N4", "N22", "N23"), "gaussws": ("G8", "G13")}
 NAMES = {"mor": "MoR", "nvfp4": "NVFP4", "gaussws": "GaussWS", "primer": "Primer"}
 GREY = "#808080"  # is readable on white and on black
-UNJUDGED = ("not run", "out of reach", "not testable here")
+UNJUDGED = ("not run", "not testable here")
 FOOT = (
     b'<a href="verdicts.json">verdicts.json</a> has the verdicts with their numbers. From '
     b'<a href="results.parquet">results.parquet</a>, <code>fewbits report --from results.parquet</code> makes this '
@@ -51,9 +51,7 @@ This page has a table for each study, with the verdict of each claim at each sca
 [studies](../measured/studies.md) has the commits of the runs. The number below a verdict is the effect, with its 90 %
 interval, of the claim's comparison that has the weakest support (among those with an interval);
 [read a verdict](../howto/verdict.md) explains both. Statements are today's; a page has the statements,
-tests, controls and seeds of its commit. The pages of the scales `sizes`, `questions` and `pretrained`, and GaussWS's,
-have the verdicts of version 0.1, which [labels](../measured/labels.md) translates.
-`docs/gallery.py` writes this file.
+tests, controls and seeds of its commit. `docs/gallery.py` writes this file.
 """
 
 

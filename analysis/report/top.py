@@ -38,7 +38,7 @@ WORDS = {
     ),
     "loss": (
         "is {} lower",
-        "is the same to within {}",
+        "differs by less than {}, if at all",
         "is {} higher",
         "differs by {} in one seed (no error bar)",
     ),
