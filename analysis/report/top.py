@@ -156,7 +156,7 @@ def headline(of: Top, rows: Sequence[Row]) -> list[str]:
             continue
     if of.ranking and (ranked := [known[name] for name in of.ranking.rows if name in known]):
         sentences.append(_ranked(of.ranking, ranked))
-    return sentences or ["These runs have no result that answers it."]
+    return sentences or ["These runs do not answer it; the tables and claims below say what they show."]
 
 
 def _ranked(of: Ranking, rows: Sequence[Row]) -> str:

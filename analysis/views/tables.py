@@ -127,6 +127,7 @@ SIGNS: dict[str, str] = {  # they distinguish outcomes without colour
     Status.UNDECIDED: "?",
 }
 WORDS = 8  # of a reason beside a list of comparisons
+MOST_TOKENS = 2.0  # a baseline's curve says little about more than three times its tokens
 MOST = 3  # comparisons that a card lists; tables/claims.csv has all
 
 
@@ -215,8 +216,15 @@ def _short(reason: str) -> str:
     return "; ".join(clauses[: ends[-1] if ends else 1])
 
 
+def _tokens(finding: Finding) -> str:
+    more, interval = finding.extra_tokens, finding.extra_interval
+    if more is not None and more > MOST_TOKENS:
+        return f"> +{MOST_TOKENS:.0%}"
+    return "" if more is None else effect(more, interval.half if interval else None, True)
+
+
 def view(finding: Finding) -> FindingView:
-    interval, sign, extra = finding.interval, finding.test != WITHIN, finding.extra_interval
+    interval, sign = finding.interval, finding.test != WITHIN
     half, printed = interval.half if interval else None, finding.printed
     return FindingView(
         finding.heading,
@@ -224,7 +232,7 @@ def view(finding: Finding) -> FindingView:
         "" if finding.effect is None else effect(finding.effect, half, finding.relative, sign=sign),
         bounds(interval.low, interval.high, finding.relative, sign=sign) if interval else "",
         plural(finding.n, finding.unit) if finding.n else "",
-        "" if finding.extra_tokens is None else effect(finding.extra_tokens, extra.half if extra else None, True),
+        _tokens(finding),
         "" if printed is None else effect(printed, None, finding.relative, sign=sign),
         f"± {size(finding.margin, finding.relative)}" if finding.margin else finding.bound,
     )
