@@ -309,10 +309,11 @@ def scale_words(results: Results, trials: Iterable[str], size: Size | None) -> s
         trunks = {one.parent for one in every}
         recipes = [(one, one.trial.recipe) for one in trained if one.id not in trunks]
         quantized = [one for one, recipe in recipes if any(recipe.specs) or recipe.sampler.kind != "none"]
-        lengths = Counter(_length(one) for one in quantized or trained)
-        words += f"; {'quantized' if quantized else 'trained'} for {lengths.most_common(1)[0][0]}"
-        if len(lengths) > 1:
-            words += f", in some arms up to {max(one.trial.training.steps for one in quantized or trained):,} steps"
+        lengths = Counter((one.trial.training.steps, _length(one)) for one in quantized or trained)
+        steps, length = lengths.most_common(1)[0][0]
+        words += f"; {'quantized' if quantized else 'trained'} for {length}"
+        if (most := max(lengths)[0]) > steps:
+            words += f", in some arms up to {most:,} steps"
     else:
         words += "; probes of a checkpoint, nothing is trained"
     ids = {one.id for one in trained or every}
