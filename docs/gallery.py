@@ -215,7 +215,7 @@ def with_findings(text: str, published: Iterable[Mapping[str, Any]]) -> str:
     after = rest.partition(MARKERS[1])[2]
     rows, lines = list(published), []
     for study, claim in FINDINGS.items():
-        record = _most_repeated(rows, study, claim)
+        record = _record_of(rows, study, claim)
         if record is not None:
             found = record["claims"][claim]
             shown = f", {found['shown']}" if found["shown"] else ""
@@ -226,14 +226,19 @@ def with_findings(text: str, published: Iterable[Mapping[str, Any]]) -> str:
     return before + MARKERS[0] + "".join(lines) + MARKERS[1] + after
 
 
-def _most_repeated(rows: Iterable[Mapping[str, Any]], study: str, claim: str) -> Mapping[str, Any] | None:
-    """Return the record of the study whose verdict on the claim rests on the most seeds; None if nothing judged it."""
+def _record_of(rows: Iterable[Mapping[str, Any]], study: str, claim: str) -> Mapping[str, Any] | None:
+    """Return the record at the claim's own scale, else that with the most seeds; None if nothing judged the claim."""
     judged = [
         record
         for record in rows
         if record["study"] == study and record["claims"].get(claim, {}).get("verdict", "not run") not in UNJUDGED
     ]
-    return max(judged, key=lambda one: max(part["repeats"] for part in one["claims"][claim]["parts"]), default=None)
+
+    def rank(record: Mapping[str, Any]) -> tuple[bool, int]:
+        found = record["claims"][claim]
+        return record["scale"] == found["judged_at"], max(part["repeats"] for part in found["parts"])
+
+    return max(judged, key=rank, default=None)
 
 
 def effects(published: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, float, float, float]]:
@@ -241,7 +246,7 @@ def effects(published: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, floa
     rows, found = list(published), {}
     for study, claims in PICTURE.items():
         for claim in claims:
-            record = _most_repeated(rows, study, claim)
+            record = _record_of(rows, study, claim)
             for part in record["claims"][claim]["parts"] if record else ():
                 loss = re.fullmatch(r"(.*), (?:validation|training) loss(?:, configuration 1)?", part["name"])
                 if not loss or not part["relative"] or not part["interval"]:
