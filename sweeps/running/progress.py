@@ -45,7 +45,11 @@ class Display(Progress):
         began = time.monotonic()
         ended = all(task.ended for task in driver.tasks.values())  # then `run_sweep` prints the summary next
         if not ended and began >= self._due:
-            _show(self, driver.plan, trial_statuses(driver.plan), *["stopping at checkpoints"] * driver.stopping)
+            statuses = trial_statuses(driver.plan)
+            started = {task.planned.id for task in driver.of(Stage.STARTED)}
+            # A worker writes that its trial failed before the driver learns of it, and decides what this means.
+            if not any(statuses[key].state is State.FAILED for key in started):
+                _show(self, driver.plan, statuses, *["stopping at checkpoints"] * driver.stopping)
             took = time.monotonic() - began
             self._due = began + (20 * took if took > 0.02 else 0)
 

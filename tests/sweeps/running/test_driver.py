@@ -269,7 +269,7 @@ def test_a_full_disk_ends_the_sweep_with_one_line_and_the_same_command_resumes(
         assert sweep(undisturbed.file, runs, *SOME, "--parallel", "1") == 1
     shown = capfd.readouterr().err
     assert names(shown.splitlines()[-1], "disk", str(runs), "is full", "fewbits prune", "same command")
-    assert spoilt.path.name not in shown  # no line says that it failed
+    assert "failed" not in shown
     assert [attempts(folder) for folder in folders(plan)] == [1, 0, 0, 0]
     (spoilt.path / "checkpoints").unlink()
     assert sweep(undisturbed.file, runs, *SOME) == 0
